@@ -36,7 +36,7 @@ class Problem:
     `starts[i]` channels before it and `tail` after it, its residual in one with `residual_start` channels before it and
     `tail` after it. `residual` is "", "before" or "after" the activation. `dense`: pixels hold no padding (layout 1).
     `image`: the type of the source as a network is given it, "own" for the filter's, in NCHW, or behind "pixels of" in
-    dense pixels. `depthwise`: filter k reads channel k of the one source alone.
+    dense pixels. `depthwise`: filter k reads channel k of the sources alone.
     """
 
     N: int
@@ -142,7 +142,7 @@ def affordable(problem: Problem) -> Problem:
     reach_h, reach_w = p.dilations[0] * (p.R - 1) + 1, p.dilations[1] * (p.S - 1) + 1
     blocks = 1 if p.R * p.S > 1 else 2  # of 64 channels: more k-tiles than a ring has stages, with the taps
     channels = tuple(min(c, 64 * blocks + c % 64) for c in p.C)
-    filters = channels[0] if p.depthwise else p.K if p.outputs else min(p.K, 256 + p.K % 64)
+    filters = sum(channels) if p.depthwise else p.K if p.outputs else min(p.K, 256 + p.K % 64)
     return replace(
         p, N=min(p.N, 2), H=min(p.H, max(18, reach_h)), W=min(p.W, max(17, reach_w)), C=channels, K=filters,
     )  # fmt: skip

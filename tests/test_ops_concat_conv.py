@@ -179,7 +179,9 @@ def test_bodies_in_bfloat16_compute_in_float32(name: str, layout: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opset", [9, 10, 11, 12, 13, 15, 18, 21, 24])
-@pytest.mark.parametrize("name", ["mobilenet", "dilated_depthwise", "CuteDepthwiseConcatConv1Clip"])
+@pytest.mark.parametrize(
+    "name", ["mobilenet", "dilated_depthwise", "depthwise_of_several", "CuteDepthwiseConcatConv1Clip"]
+)
 def test_the_body_of_a_depthwise_node_reads_its_group(name: str, opset: int, tmp_path: Path) -> None:
     case = next(c for c in OPERATOR.cases() if c.name == name)
     for layout in (HWC8, NHWC):
@@ -187,7 +189,30 @@ def test_the_body_of_a_depthwise_node_reads_its_group(name: str, opset: int, tmp
             check(case, opset, "float16", shared, tmp_path, layout)
     body, node = body_for([OPERATOR.call(case, "float16")], opset), node_attributes(OPERATOR.call(case, "float16"))
     (conv,) = (n for n in body.node if n.op_type == "Conv")
-    assert [a.i for a in conv.attribute if a.name == "group"] == [node["group"]] == case.sizes["C"]
+    assert [a.i for a in conv.attribute if a.name == "group"] == [node["group"]] == [np.sum(case.sizes["C"])]
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        Geometry((3, 3), (1, 1), (12, 12, 12, 12), (12, 12)),
+        Geometry((2, 5), (2, 1), (0, 3, 4, 1), (1, 3)),
+        Geometry((7, 1), (1, 3), (9, 0, 0, 0), (4, 9)),
+    ],
+)
+def test_taps_inside_of_an_image_are_counted(geometry: Geometry) -> None:
+    size = (25, 14)
+    found, outputs = 0, [geometry.output_size(axis, size[axis]) for axis in range(2)]
+    for at in np.ndindex(*outputs, *geometry.kernel_shape):
+        places = [at[i] * geometry.strides[i] - geometry.pads[i] + at[2 + i] * geometry.dilations[i] for i in range(2)]
+        found += all(0 <= place < extent for place, extent in zip(places, size, strict=True))
+    assert geometry.dilated_taps(size) == pytest.approx(found / math.prod(outputs))
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (1, 5), (1, 1)])
+def test_no_taps_are_counted_without_a_dilation(kernel: tuple[int, int]) -> None:
+    """A single tap has no neighbour to keep a distance from."""
+    assert Geometry(kernel, dilations=(1 if kernel[0] > 1 else 9, 1)).dilated_taps((25, 14)) == 0
 
 
 def test_a_depthwise_filter_is_packed_tap_by_tap_and_costs_its_own_channel() -> None:
@@ -203,7 +228,7 @@ def test_a_depthwise_filter_is_packed_tap_by_tap_and_costs_its_own_channel() -> 
 
 def test_every_op_type_has_its_form_and_back() -> None:
     forms = {form_of(c.op_type) for c in OPERATOR.cases()}
-    assert len(forms) == 938 and {f.op_type for f in forms} == {c.op_type for c in OPERATOR.cases()}
+    assert len(forms) == 1001 and {f.op_type for f in forms} == {c.op_type for c in OPERATOR.cases()}
     assert form_of("CuteViewConcatConv3AddSilu") == Form(3, "Silu", True, 1, "before")
     assert form_of("CuteConcatConv8x4") == Form(8, "", False, 4, "")
 

@@ -1,5 +1,5 @@
 """Concat -> Conv -> [BatchNormalization, Mul, Add] -> [activation] as one convolution over several tensors; a depthwise
-Conv over one."""
+one too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ConcatConv(FusedOp):
     ) -> FunctionProto:  # fmt: skip
         form, body = conv_form.form_of(op_type), body_of(opset, dtype, calls)
         if form.depthwise:
-            body.calls = [{**attrs, GROUP: attrs["channels"]} for attrs in body.calls]
+            body.calls = [{**attrs, GROUP: [sum(attrs["channels"])]} for attrs in body.calls]
         if calls:
             must = self.must_agree(opset)
             assert all(body.agreed(name) for name in must), "calls that differ need bodies of their own"
@@ -103,7 +103,7 @@ class ConcatConv(FusedOp):
             width = first[0] + sizes["K"] + sizes.get("after", 0)
             residual = Source((sizes["N"], width, rows, columns), sizes["K"], first[0])
         return conv_call.make_call(
-            form, sources, outputs or (sizes["C"] if form.depthwise else [sizes["K"]]), geometry, dtype, params,
+            form, sources, outputs or [sum(sizes["C"]) if form.depthwise else sizes["K"]], geometry, dtype, params,
             residual=residual, image_dtype=sizes.get("image", ""),
         )  # fmt: skip
 

@@ -60,6 +60,8 @@ def cases() -> list[Case]:
               depthwise=True, dtypes=("float16", "bfloat16")),
         _case("dilated_depthwise", [24], "Silu", N=3, K=24, H=8, W=11, pads=(2, 0, 1, 3), strides=(1, 2),
               dilations=(1, 2), depthwise=True, dtypes=("float16", "bfloat16")),
+        _case("depthwise_of_several", [16, 40, 24], "Relu", N=2, K=80, H=7, W=9, pads=(2, 1, 2, 1), dilations=(2, 1),
+              depthwise=True, dtypes=("float16", "bfloat16")),
         _case("odd_residual", [32, 16], "Silu", residual=AFTER, N=2, K=13, H=5, W=7, dtypes=("float16", "bfloat16")),
     ]  # fmt: skip
 
@@ -72,7 +74,7 @@ def _extended() -> Iterator[Case]:
             continue
         views: dict[str, Any] = {"upsample": UPSAMPLE[:n], "channel_starts": STARTS[:n]} if form.view else {}
         parts = (8, 16, 8, 4)[: form.outputs]
-        channels = (PRE_ACTIVATED if form.pre_activated else (3,) if form.image else CHANNELS)[:n]
+        channels = (PRE_ACTIVATED if form.pre_activated or form.depthwise else (3,) if form.image else CHANNELS)[:n]
         half = form.image or form.depthwise
         dtypes = ("float16", "bfloat16") if half else ("float32", "float16", "bfloat16")
         yield _case(op_type, channels, form.suffix, view=form.view, residual=form.residual, outputs=parts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,11 @@ class Geometry:
     pads: tuple[int, ...] = (0, 0, 0, 0)
     dilations: tuple[int, ...] = (1, 1)
 
+    @classmethod
+    def of(cls, attrs: Mapping[str, Any]) -> Geometry:
+        """Of the attributes of a node."""
+        return cls(*(tuple(attrs[k]) for k in ("kernel_shape", "strides", "pads", "dilations")))
+
     def attrs(self) -> dict[str, list[int]]:
         """As attributes of the node."""
         return {
@@ -41,6 +46,17 @@ class Geometry:
         """Where the filter can stand along an axis of a known size, which may be a symbol; not above 0: nowhere."""
         extent = self.dilations[axis] * (self.kernel_shape[axis] - 1) + 1
         return (size + self.pads[axis] + self.pads[axis + 2] - extent) // self.strides[axis] + 1
+
+    def dilated_taps(self, size: Sequence[int]) -> float:
+        """Taps of a dilated filter that lie inside of an image of known size (rows, columns), in the mean over the
+        outputs; 0 without a dilation."""
+        inside = float(any(r > 1 and d > 1 for r, d in zip(self.kernel_shape, self.dilations, strict=True)))
+        for axis, (taps, extent) in enumerate(zip(self.kernel_shape, size, strict=True)):
+            outputs = self.output_size(axis, extent)
+            starts = np.arange(outputs) * self.strides[axis] - self.pads[axis]
+            at = starts[:, None] + np.arange(taps) * self.dilations[axis]
+            inside *= float(((at >= 0) & (at < extent)).sum()) / max(outputs, 1)
+        return inside
 
 
 def blocks(channels: int) -> int:

@@ -18,6 +18,7 @@ from cutefuse.match.conv.image import IMAGE
 from cutefuse.match.conv.pools import POOLS
 from cutefuse.match.site import Site
 from cutefuse.operators.conv_form import AFTER
+from cutefuse.operators.conv_math import Geometry
 from cutefuse.select import times
 from cutefuse.select.compiled import Kernel, Record
 from cutefuse.select.price import MODELLED, Price
@@ -140,7 +141,11 @@ class Model:
         together = self.engine.merges_pointwise and r * s == 1 and not depthwise
         filters = [sum(outputs)] if together else outputs
         H, W = first[2] * factor, first[3] * factor
-        convs = [Convolution(N, sum(attrs["channels"]), H, W, K, P, Q, r * s, dtype, depthwise) for K in filters]
+        dilated_taps = Geometry.of(attrs).dilated_taps((H, W)) if depthwise else 0.0
+        convs = [
+            Convolution(N, sum(attrs["channels"]), H, W, K, P, Q, r * s, dtype, depthwise, dilated_taps)
+            for K in filters
+        ]  # fmt: skip
         wider_us = 0.0
         if POOLS in match.takes:  # the engine pools or sorts pixels in a kernel of its own, before a smaller filter
             x, w = (self.plain.dims(t) for t in match.nodes[0].input[:2])

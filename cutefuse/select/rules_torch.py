@@ -125,7 +125,7 @@ class TorchCompile(Engine):
         return any(self.in_planes(wiring, c) for c in concats if wiring.alive(c))
 
     def depthwise_us(self, device: Device, conv: Convolution) -> float:
-        return device.depthwise_us(conv.output_bytes, conv.taps)
+        return device.depthwise_us(conv.output_bytes, conv.taps, conv.dilated_taps)
 
     def join_us(self, device: Device, size_bytes: float, sources: int) -> float:
         per_million_us = _JOIN_US + _JOIN_SOURCE_US * sources

@@ -63,6 +63,10 @@ _VECTOR = 8  # filters; cuDNN pads others to them, in kernels of their own
 # cuDNN's depthwise filters of nine taps, and for each million bytes of the result: the layers of calibration/data's
 # depthwise_cudnn_h200.csv. Filters of more taps start later, and take longer by the root of their number.
 _DEPTHWISE_START_US, _DEPTHWISE_US = 2.2, 0.85
+# Those of dilated ones, a kernel of its own that passes over taps outside of the image: for each million bytes of the
+# result, and for each tap inside of it. Within 3 % of DeepLabV3+'s dilations 12, 24 and 36, one image and eight, and of
+# the dilated layer that was recorded before. No other filter than 3x3 was timed, and no other dilation.
+_DILATED_US, _DILATED_TAP_US = 10.2, 1.98
 
 # On Hopper and later a kernel of ours starts while another one of ours ends (programmatic dependent launch). Behind any
 # other kernel it starts when that has ended: it then takes this much longer, as 250 of 1,107 fused convolutions did.
@@ -112,8 +116,11 @@ class Device:
         """Time in which PyTorch makes a strided tensor dense, reading and writing so many bytes together."""
         return _COPY_US + self.move_us(size_bytes)
 
-    def depthwise_us(self, size_bytes: float, taps: int) -> float:
-        """Time of an engine's depthwise filter that makes so many bytes."""
+    def depthwise_us(self, size_bytes: float, taps: int, dilated_taps: float = 0.0) -> float:
+        """Time of an engine's depthwise filter that makes so many bytes. dilated_taps: as in Convolution."""
+        if dilated_taps:
+            per_million_us = _DILATED_US + _DILATED_TAP_US * dilated_taps
+            return _DEPTHWISE_START_US + per_million_us * size_bytes * 1e-6 * self.slower
         nines = taps / 9
         return _DEPTHWISE_START_US * nines + _DEPTHWISE_US * nines**0.5 * size_bytes * 1e-6 * self.slower
 
@@ -165,6 +172,7 @@ class Convolution:
     taps: int  # R * S
     dtype: str
     depthwise: bool = False  # each filter sees one channel
+    dilated_taps: float = 0.0  # of a depthwise filter with dilations: taps inside of the image, in the mean
 
     @property
     def output_bytes(self) -> int:

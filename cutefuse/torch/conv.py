@@ -101,7 +101,7 @@ def reference(inputs: Sequence[Tensor], given: Attributes) -> list[Tensor]:
         joined = torch.relu(joined * scale + shift)
     top, left, bottom, right = lists["pads"]
     x = F.pad(joined, (left, right, top, bottom))
-    groups = lists["channels"][0] if form.depthwise else 1
+    groups = sum(lists["channels"]) if form.depthwise else 1
     if form.depthwise:
         w = packed.to(wide).t().reshape(groups, 1, *lists["kernel_shape"])
     else:

@@ -140,7 +140,7 @@ def _before(first: Match, smaller: Match | None) -> Match:
 
 def _near(graph: Graph, node: NodeProto, behind: Match | Refusal | None) -> Match | Refusal | None:
     """The site of a Conv without a Concat right before it; with one further off, that is said, unless the Conv has
-    groups: those are fused with none."""
+    groups, as those of MixNet behind a Split."""
     if isinstance(behind, Refusal) or attribute(node, "group", 1) != 1:
         return behind
     why = behind_concat(graph, node.input[0], behind.nodes if behind else ())
@@ -163,7 +163,7 @@ def _match(
         return refusal if site.concats or has_neighbour(graph, node) else None
     facts = facts or conv_facts.read(graph, node, site)
     if isinstance(facts, conv_facts.Facts) and facts.depthwise:
-        facts = _depthwise(facts, (node, *site.nodes), bool(site.concats))
+        facts = _depthwise(facts, (node, *site.nodes))
     if isinstance(facts, Refusal):
         return facts if site.concats or has_neighbour(graph, node) else None
     plain = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
@@ -182,13 +182,11 @@ def _match(
     for kinds in (views.KINDS, (views.RANGES,), (views.UPSAMPLE,), ()) if in_place else ((),):
         operands = views.choose(graph, plain, rejected, kinds)
         taken.setdefault(tuple(o.tensor for o in operands), operands)
-    # An engine's depthwise kernel is as fast, with nothing to add.
-    alone = wanted.alone and (bool(facts.bias or chains[0].steps) or not facts.depthwise)
     options = [
         (operands, chain, added)
         for operands in taken.values() if len(operands) <= most_sources()
         for chain in chains for added in _residuals(graph, chain, facts, operands)
-        if alone or site.concats or facts.make or not chain.is_empty or any(o.source.is_view for o in operands)
+        if wanted.alone or site.concats or facts.make or not chain.is_empty or any(o.source.is_view for o in operands)
     ]  # fmt: skip
     if not options:
         reason = (rejected(plain) or "") if site.concats else chains[0].note or " and ".join(seen[0].notes)
@@ -210,12 +208,10 @@ def _match(
     return noted(found, why) if why else found
 
 
-def _depthwise(facts: conv_facts.Facts, nodes: tuple[NodeProto, ...], joined: bool) -> conv_facts.Facts | Refusal:
+def _depthwise(facts: conv_facts.Facts, nodes: tuple[NodeProto, ...]) -> conv_facts.Facts | Refusal:
     """The facts of a depthwise convolution that the kernels can run, else why they cannot."""
-    if facts.dtype == "float32":
-        types = "depthwise ones can be fused in float16 and bfloat16, convert the model"
-        return Refusal(f"the filter is float32; {types}", nodes)
-    return Refusal("a depthwise Conv is not fused with its Concat", nodes) if joined else facts
+    types = "depthwise ones can be fused in float16 and bfloat16, convert the model"
+    return Refusal(f"the filter is float32; {types}", nodes) if facts.dtype == "float32" else facts
 
 
 def _residuals(
@@ -297,7 +293,7 @@ def _merged(matches: Sequence[Match]) -> Match | None:
     first = matches[0]
     form = replace(conv_form.form_of(first.call.op_type), outputs=len(matches))
     attrs: dict[str, Any] = dict(first.call.attrs)
-    geometry = conv_math.Geometry(*(tuple(attrs[k]) for k in ("kernel_shape", "strides", "pads", "dilations")))
+    geometry = conv_math.Geometry.of(attrs)
     params = {name: attrs[name][0] for name in ("alpha", "lo", "hi")}
     filters = [m.call.outputs[0].dims[1] for m in matches]
     layout = attrs["layout"][0]
