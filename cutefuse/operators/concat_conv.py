@@ -62,7 +62,7 @@ class ConcatConv(FusedOp):
         if form.depthwise:
             filters = conv_body.unpack_depthwise(body, w)
         else:
-            filters = conv_body.unpack(body, w, form.sources, () if form.view else xs)
+            filters = conv_body.unpack(body, w, form.sources, () if form.view else xs, form.image)
         concat = body.add("Concat", *xs, axis=1) if len(xs) > 1 else xs[0]
         concat = conv_body.pre_activate(body, concat, *others) if form.pre_activated else concat
         b = b if widen else body.cast_like(b, xs[0])
@@ -113,7 +113,7 @@ class ConcatConv(FusedOp):
         channels, shape, filters = attrs["channels"], attrs["kernel_shape"], call.inputs[form.sources + 1].dims[0]
         seen = 1 if form.depthwise else sum(channels)
         w = rng.standard_normal((filters, seen, *shape)) / math.sqrt(seen * math.prod(shape))
-        values[form.sources] = conv_math.pack_depthwise(w) if form.depthwise else conv_math.pack(w, channels)
+        values[form.sources] = conv_math.pack_depthwise(w) if form.depthwise else conv_math.pack(w, channels, form)
         return values
 
     def reference(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:

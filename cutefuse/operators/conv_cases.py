@@ -56,6 +56,8 @@ def cases() -> list[Case]:
         _case("image", [3], "Silu", N=2, K=19, H=9, W=11, strides=(2, 1), image=True, dtypes=("float16", "bfloat16")),
         _case("float32_image", [4], "Relu", K=24, H=8, W=10, R=5, S=3, pads=(2, 1, 1, 0), dilations=(1, 2), image=True,
               given="float32", dtypes=("float16", "bfloat16")),
+        _case("image_of_one_tap", [5], "Relu", N=2, K=13, H=7, W=10, R=1, S=1, pads=(0, 0, 0, 0), image=True,
+              dtypes=("float16", "bfloat16")),
         _case("mobilenet", [40], "HardSwish", N=2, K=40, H=15, W=13, R=5, S=5, strides=(2, 2), pads=(2, 2, 2, 2),
               depthwise=True, dtypes=("float16", "bfloat16")),
         _case("dilated_depthwise", [24], "Silu", N=3, K=24, H=8, W=11, pads=(2, 0, 1, 3), strides=(1, 2),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cutefuse.kernels import Call
-from cutefuse.operators.conv_form import AFTER, BEFORE, form_of
+from cutefuse.operators.conv_form import AFTER, BEFORE, Form, form_of
 
 CHANNEL_BLOCK = 64  # as kChannelBlock in cutlass_kernels/concat_conv/problem.h
 
@@ -64,11 +64,16 @@ def blocks(channels: int) -> int:
     return -(-channels // CHANNEL_BLOCK)
 
 
-def packed_sizes(channels: Sequence[int], kernel_shape: Sequence[int], depthwise: bool = False) -> list[int]:
-    """Filter columns per source."""
-    if depthwise:
+def packed_sizes(channels: Sequence[int], kernel_shape: Sequence[int], form: Form | None = None) -> list[int]:
+    """Filter columns per source; without a form those of the common packing."""
+    if form and form.depthwise:
         return list(channels)
-    return [blocks(c) * kernel_shape[0] * kernel_shape[1] * CHANNEL_BLOCK for c in channels]
+    return [blocks(c) * math.prod(kernel_shape) * block_of(c, form) for c in channels]
+
+
+def block_of(channels: int, form: Form | None) -> int:
+    """Channels of a packed block: whole fours alone in an image's compact packing."""
+    return min(CHANNEL_BLOCK, -(-channels // 4) * 4) if form and form.image else CHANNEL_BLOCK
 
 
 def pack_depthwise(w: np.ndarray) -> np.ndarray:
@@ -76,26 +81,29 @@ def pack_depthwise(w: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(w.reshape(len(w), -1).T)
 
 
-def pack(w: np.ndarray, channels: Sequence[int]) -> np.ndarray:
-    """Filter [K, sum(channels), R, S] -> matrix [K, columns], laid out [K][source][ceil(C/64)][R][S][64], pads zero."""
+def pack(w: np.ndarray, channels: Sequence[int], form: Form | None = None) -> np.ndarray:
+    """Filter [K, sum(channels), R, S] -> matrix [K, columns], laid out [K][source][ceil(C/64)][R][S][64], of an image
+    [K][R][S][ceil(C/4)*4], pads zero."""
     K, _, R, S = w.shape
-    out = np.zeros((K, sum(packed_sizes(channels, (R, S)))), dtype=w.dtype)
+    out = np.zeros((K, sum(packed_sizes(channels, (R, S), form))), dtype=w.dtype)
     first, column = 0, 0
     for c in channels:
-        size = blocks(c) * R * S * CHANNEL_BLOCK
-        block = np.zeros((K, blocks(c) * CHANNEL_BLOCK, R, S), dtype=w.dtype)
+        width = block_of(c, form)
+        size = blocks(c) * R * S * width
+        block = np.zeros((K, blocks(c) * width, R, S), dtype=w.dtype)
         block[:, :c] = w[:, first : first + c]
-        block = block.reshape(K, blocks(c), CHANNEL_BLOCK, R, S).transpose(0, 1, 3, 4, 2)
+        block = block.reshape(K, blocks(c), width, R, S).transpose(0, 1, 3, 4, 2)
         out[:, column : column + size] = block.reshape(K, size)
         first, column = first + c, column + size
     return out
 
 
 def unpacked(matrix: np.ndarray, channels: Sequence[int], kernel_shape: Sequence[int]) -> np.ndarray:
-    """The inverse of `pack`."""
-    (K, _), (R, S) = matrix.shape, kernel_shape
+    """The inverse of `pack`: of an image the matrix tells the packing, the compact or the common one."""
+    (K, columns), (R, S) = matrix.shape, kernel_shape
+    width = min(CHANNEL_BLOCK, columns // (R * S))
     parts = np.split(matrix, np.cumsum(packed_sizes(channels, kernel_shape))[:-1], axis=1)
-    shaped = [p.reshape(K, -1, R, S, CHANNEL_BLOCK).transpose(0, 1, 4, 2, 3).reshape(K, -1, R, S) for p in parts]
+    shaped = [p.reshape(K, -1, R, S, width).transpose(0, 1, 4, 2, 3).reshape(K, -1, R, S) for p in parts]
     return np.concatenate([p[:, :c] for p, c in zip(shaped, channels, strict=True)], axis=1)
 
 

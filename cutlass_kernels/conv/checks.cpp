@@ -195,8 +195,11 @@ char const *check_filter(Op const &op, Call const &call, Problem &p) {
         op.name, name_of(p.type), name_of(w.type), w.rank);
   }
   bool const depthwise = p.reads == Reads::kOwnChannel;
+  // An image's may also be packed like that of any other source.
+  bool const compact = is_image(p) && call.attrs[kPackedSizes].ints[0] != packed_columns(p);
+  if (compact) p.tap_channels = std::min(ceil_div(p.C[0], 4) * 4, kChannelBlock);
   for (int i = 0; i < p.sources; ++i) {
-    std::int64_t const columns = depthwise ? p.C[i] : std::int64_t(blocks_of(p.C[i])) * p.R * p.S * kChannelBlock;
+    std::int64_t const columns = depthwise ? p.C[i] : std::int64_t(blocks_of(p.C[i])) * p.R * p.S * p.tap_channels;
     if (call.attrs[kPackedSizes].ints[i] == columns) continue;
     return sentence("%s: packed_sizes[%d] is %lld, %d channels of a %dx%d filter take %lld columns; repack it", op.name,
                     i, (long long)call.attrs[kPackedSizes].ints[i], p.C[i], p.R, p.S, (long long)columns);

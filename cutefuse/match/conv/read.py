@@ -14,7 +14,7 @@ from cutefuse.kernels import Call
 from cutefuse.match.after import Affine, composed
 from cutefuse.match.answer import Constant, Refusal, Traffic
 from cutefuse.match.qdq import dequantises, kind_of
-from cutefuse.operators.conv_form import Source
+from cutefuse.operators.conv_form import Form, Source, form_of
 from cutefuse.operators.conv_math import Geometry, pack, pack_depthwise
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -370,16 +370,16 @@ class Folded:
                 )
         return None
 
-    def packed(self, channels: Sequence[int]) -> np.ndarray:
+    def packed(self, channels: Sequence[int], form: Form) -> np.ndarray:
         """The filter matrix [K, columns] in the activation type, packed for sources of these channel counts."""
         scale, _ = self._scale_and_shift()
         w = self._filter(scale).astype(numpy_type(self._facts.dtype))
-        return pack_depthwise(w) if self._facts.depthwise else pack(w, channels)
+        return pack_depthwise(w) if form.depthwise else pack(w, channels, form)
 
     def constants(self, sources: Sequence[Source], call: Call) -> list[Constant]:
         """Packed filter and bias as operands of a node that makes `call` of these sources."""
         w, b = call.inputs[len(sources) : len(sources) + 2]
-        packed = partial(self.packed, [s.channels for s in sources])
+        packed = partial(self.packed, [s.channels for s in sources], form_of(call.op_type))
         return [
             Constant("packed_weight", tuple(w.dims), w.dtype, packed, typed=True),
             Constant("bias", tuple(b.dims), b.dtype, self.bias),
