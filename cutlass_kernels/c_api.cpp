@@ -40,7 +40,9 @@ std::string describe_variant(Variant const &v) {
   constexpr char const *kKinds[] = {"convolution", "norm", "norm_backward"};
   constexpr char const *kResiduals[] = {"null", "\"before\"", "\"after\""};
   auto const yes = [](bool value) { return value ? "true" : "false"; };
-  std::string const types = types_of(f.quantised ? kQuantisedTypes : f.image || f.depthwise ? kHalfTypes : kFloatTypes);
+  std::string const types = types_of(f.quantised                              ? kQuantisedTypes
+                                     : f.image || f.depthwise || f.spread > 1 ? kHalfTypes
+                                                                              : kFloatTypes);
   std::string const output_types = types_of(f.quantised_output ? kQuantisedTypes : kFloatTypes);
   return "{\"op_type\": " + quoted(v.op_type) + ", \"inputs\": " + std::to_string(v.inputs) +
          ", \"outputs\": " + std::to_string(v.outputs) + ", \"kind\": " + quoted(kKinds[static_cast<int>(f.kind)]) +
@@ -49,7 +51,8 @@ std::string describe_variant(Variant const &v) {
          ", \"residual\": " + kResiduals[static_cast<int>(f.residual)] + ", \"view\": " + yes(f.view) +
          ", \"quantised\": " + yes(f.quantised) + ", \"layer\": " + yes(f.layer) +
          ", \"pre_activated\": " + yes(f.pre_activated) + ", \"image\": " + yes(f.image) +
-         ", \"depthwise\": " + yes(f.depthwise) + ", \"types\": " + types + ", \"output_types\": " + output_types + "}";
+         ", \"depthwise\": " + yes(f.depthwise) + ", \"spread\": " + std::to_string(f.spread) +
+         ", \"types\": " + types + ", \"output_types\": " + output_types + "}";
 }
 
 std::string features_of(std::uint32_t mask) {

@@ -37,7 +37,7 @@ class Problem:
     `tail` after it. `residual` is "", "before" or "after" the activation. `dense`: pixels hold no padding (layout 1).
     `image`: the type of the source as a network is given it, "own" for the filter's, in NCHW, or behind "pixels of" in
     dense pixels; `common`: its filter is packed as that of any other source. `depthwise`: filter k reads channel k of
-    the sources alone.
+    the sources alone. `spread`: the K filters of a pixel make the channels of so many rows and columns of pixels.
     """
 
     N: int
@@ -63,11 +63,13 @@ class Problem:
     image: str = ""
     depthwise: bool = False
     common: bool = False
+    spread: int = 1
 
     @property
     def op_type(self) -> str:
-        """Cute[View|Pre|Image|Depthwise]ConcatConv<n>[x<m>] and the activation with the residual before or after it."""
-        forms = {"View": self.is_view, "Pre": self.pre_activated, "Image": self.image, "Depthwise": self.depthwise}
+        """Cute[View|Pre|Image|Depthwise|Spread<s>]ConcatConv<n>[x<m>] and the activation with a residual beside it."""
+        forms = {"View": self.is_view, "Pre": self.pre_activated, "Image": self.image, "Depthwise": self.depthwise,
+                 f"Spread{self.spread}": self.spread > 1}  # fmt: skip
         form = next((name for name, holds in forms.items() if holds), "")
         several = f"x{len(self.outputs)}" if self.outputs else ""
         before, after = ("Add" if self.residual == r else "" for r in ("before", "after"))
@@ -83,6 +85,13 @@ class Problem:
         p = (self.H + self.pads[0] + self.pads[2] - self.dilations[0] * (self.R - 1) - 1) // self.strides[0] + 1
         q = (self.W + self.pads[1] + self.pads[3] - self.dilations[1] * (self.S - 1) - 1) // self.strides[1] + 1
         return self.N, self.K, p, q
+
+    @property
+    def stored(self) -> list[tuple[int, int, int, int]]:
+        """The sizes of each output; unknown ones (-1) stay so."""
+        n, k, p, q = self.output
+        rows, columns = (d * self.spread if size >= 0 else -1 for d, size in ((p, self.H), (q, self.W)))
+        return [(n, c, rows, columns) for c in self.outputs or (k // self.spread**2,)]
 
     @property
     def read(self) -> int:
@@ -235,11 +244,10 @@ class Instance:
         """(NCHW values, pad lanes) of the output; several outputs are joined along the channels."""
         from torch import cat
 
-        n, k, p, q = self.problem.output
-        widths = self.problem.outputs or (k,)
+        sizes = self.problem.stored
         parts = [
-            gpu.from_channels_last(buffer, (n, c, p, q), self.dtype, self.problem.dense)
-            for buffer, c in zip(self.buffers[-len(widths) :], widths, strict=True)
+            gpu.from_channels_last(buffer, dims, self.dtype, self.problem.dense)
+            for buffer, dims in zip(self.buffers[-len(sizes) :], sizes, strict=True)
         ]
         return parts[0] if len(parts) == 1 else (cat([v for v, _ in parts], 1), cat([pad for _, pad in parts], -1))
 
@@ -288,8 +296,7 @@ def instantiate(problem: Problem, dtype: str, seed: int = 0) -> Instance:
     z = normal(*p.output).to(kind) if p.residual else None
     beside = (p.residual_start, p.tail if p.residual_start else 0)
     operands += [gpu.to_channel_range(z, dtype, *beside, p.dense)] if p.residual else []
-    n, _, rows, columns = p.output
-    outputs = [gpu.empty_channels_last((n, k, rows, columns), dtype, p.dense) for k in p.outputs or (p.K,)]
+    outputs = [gpu.empty_channels_last(dims, dtype, p.dense) for dims in p.stored]
     sm, sm_count = gpu.device_facts()
     attrs = {
         "channels": p.C, "kernel_shape": (p.R, p.S), "strides": p.strides, "pads": p.pads,
@@ -370,8 +377,22 @@ def reference(instance: Instance) -> tuple[Any, Any]:
         scale = scale + z.double().abs() if residual else scale
         own = SUM_UNIT[instance.dtype] + (UNIT[instance.dtype] if instance.vectors else 0.0)
         bound = 1.01 * UNIT[instance.dtype] * truth.abs() + own * scale + APPROXIMATE[instance.problem.activation]
-        instance.truth = truth, bound
+        instance.truth = spread(truth, instance.problem), spread(bound, instance.problem)
     return instance.truth
+
+
+def spread(y: Any, problem: Problem) -> Any:
+    """What the filters of each pixel make, where the outputs have it: element by element, as ONNX says it of
+    DepthToSpace (DCR)."""
+    s, channels = problem.spread, problem.K // problem.spread**2
+    if s == 1:
+        return y
+    placed = y.new_empty(problem.stored[0])
+    for i in range(s):
+        for j in range(s):
+            first = (i * s + j) * channels
+            placed[:, :, i::s, j::s] = y[:, first : first + channels]
+    return placed
 
 
 def worst_ratio(values: Any, truth: Any, bound: Any) -> Any:

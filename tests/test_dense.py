@@ -21,11 +21,11 @@ NUMBERS = {1: "float32", 10: "float16", 16: "bfloat16"}
 
 def call_of(variant: dict[str, Any], dtype: str, rng: random.Random, layout: int) -> Call:
     """A random call of an op_type: legal but for what the type, the device or a pre-activation forbid."""
-    view, quantised = variant["view"], variant["quantised"]
+    view, quantised, spread = variant["view"], variant["quantised"], variant["spread"]
     channels = [rng.randint(1, 8) if variant["image"] else rng.choice(CHANNELS) for _ in range(variant["sources"])]
     depthwise = variant["depthwise"]
     outputs = [sum(channels)] if depthwise else [rng.choice(CHANNELS) for _ in range(variant["outputs"])]
-    if layout == 0 and len(outputs) > 1:
+    if spread > 1 or (layout == 0 and len(outputs) > 1):
         outputs = [8 * k for k in outputs]
     step = 1 if layout == 1 else 8
     r, s = rng.choice([(1, 1), (3, 3), (1, 5), (7, 7), (2, 3)])
@@ -35,7 +35,7 @@ def call_of(variant: dict[str, Any], dtype: str, rng: random.Random, layout: int
     n, h, w = rng.choice([1, 3]), 2 * rng.randint(4, 30), 2 * rng.randint(4, 30)
     p, q = (h + pads[0] + pads[2] - r) // strides[0] + 1, (w + pads[1] + pads[3] - s) // strides[1] + 1
     packed = channels if depthwise else [-(-c // 64) * 64 * r * s for c in channels]
-    filters, tail = sum(outputs), rng.randint(0, 9) if view else 0
+    filters, tail = sum(outputs) * spread**2, rng.randint(0, 9) if view else 0
     inputs = [Tensor((n, start + c + tail, h // f, w // f), dtype, CHANNELS_LAST)
               for c, f, start in zip(channels, factors, starts, strict=True)]  # fmt: skip
     if variant["image"]:
@@ -56,7 +56,8 @@ def call_of(variant: dict[str, Any], dtype: str, rng: random.Random, layout: int
         attrs |= {"output_channels": outputs if len(outputs) > 1 else [0], "residual_start": [first]}
         attrs |= {"channel_starts": starts, "upsample": factors} if view else {}
     kind = dtype if not quantised or "int8" in variant["output_types"] else NUMBERS[number]
-    return Call(variant["op_type"], inputs, [Tensor((n, k, p, q), kind, CHANNELS_LAST) for k in outputs], attrs)
+    results = [Tensor((n, k, p * spread, q * spread), kind, CHANNELS_LAST) for k in outputs]
+    return Call(variant["op_type"], inputs, results, attrs)
 
 
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
@@ -71,7 +72,7 @@ def test_every_legal_call_has_tiles_that_plan_and_every_refusal_is_a_sentence(sm
         call = replace(call_of(variant, rng.choice(types), rng, rng.choice([0, 1, 1])), sm=sm, sm_count=100)
         if reason := kernels.reject(call):
             refused += 1
-            expected = ("float8", "pre-activation", "an image of", "a depthwise source of")
+            expected = ("float8", "pre-activation", "an image of", "a depthwise source of", "float32 filters (output")
             assert any(words in reason for words in expected) and ". " not in reason, reason
             continue
         ids = kernels.configs(call)

@@ -16,7 +16,7 @@ OPS = {op["name"]: op for op in kernels.describe()["ops"]}
 def conv_name(v: dict) -> str:
     """The op_type that a convolution's facts spell."""
     kinds = {"Q": v["quantised"], "View": v["view"], "Pre": v["pre_activated"], "Image": v["image"],
-             "Depthwise": v["depthwise"]}  # fmt: skip
+             "Depthwise": v["depthwise"], f"Spread{v['spread']}": v["spread"] > 1}  # fmt: skip
     prefix = f"Cute{''.join(k for k, is_one in kinds.items() if is_one)}ConcatConv"
     several = f"x{v['outputs']}" if v["outputs"] > 1 else ""
     before, after = ("Add" if v["residual"] == place else "" for place in ("before", "after"))
@@ -30,7 +30,8 @@ def test_the_facts_of_a_convolution_spell_its_op_type_and_count_its_tensors(stem
         assert conv_name(v) == v["op_type"] and v["kind"] == "convolution"
         vectors = 2 + v["quantised"] + 2 * v["pre_activated"]
         assert v["inputs"] == v["sources"] + vectors + (v["residual"] is not None), v
-        floats = ["float16", "bfloat16"] if v["image"] or v["depthwise"] else ["float32", "float16", "bfloat16"]
+        half = v["image"] or v["depthwise"] or v["spread"] > 1
+        floats = ["float16", "bfloat16"] if half else ["float32", "float16", "bfloat16"]
         assert v["types"] == (["int8", "float8_e4m3fn"] if v["quantised"] else floats)
     spelled = {v["op_type"] for v in OPS[stem]["variants"]}
     assert len(spelled) == len(OPS[stem]["variants"])

@@ -260,6 +260,26 @@ def test_one_body_serves_images_of_both_packings(opset: int) -> None:
     assert [[n.op_type for n in b.node] for b in bodies[:1]] == [[n.op_type for n in b.node] for b in bodies[1:]]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [9, 10, 11, 13, 17, 21, 24])
+@pytest.mark.parametrize("name", ["deconvolution", "pixel_shuffle", "CuteSpread4ConcatConv3Clip"])
+def test_the_body_of_spread_outputs_computes_the_reference_in_every_opset(
+    name: str, opset: int, tmp_path: Path
+) -> None:
+    case = next(c for c in OPERATOR.cases() if c.name == name)
+    for layout in (HWC8, NHWC):
+        for shared in (False, True):
+            check(case, opset, "float16", shared, tmp_path, layout)
+
+
+def test_spread_outputs_cost_what_their_filters_do_and_say_the_size_of_the_square() -> None:
+    call = make_call(Form(1, "Relu", spread=2), [Source((2, 24, 8, 8), 24)], [16], Geometry((1, 1)), "float16", {})
+    assert call.outputs[0].dims == (2, 16, 16, 16) and call.inputs[1].dims == (64, 64)
+    assert OPERATOR.cost(call).flops == 2 * 2 * 64 * 64 * 24
+    assert OPERATOR.cost(call).bytes_moved == 2 * (2 * 24 * 64 + 64 * 64 + 2 * 16 * 256) + 4 * 64
+    assert OPERATOR.title(call) == "24->16 over 2x2 1x1 @16x16 Relu"
+
+
 def test_a_depthwise_filter_is_packed_tap_by_tap_and_costs_its_own_channel() -> None:
     w = np.random.default_rng(0).standard_normal((24, 1, 3, 5))
     matrix = pack_depthwise(w)
@@ -273,7 +293,7 @@ def test_a_depthwise_filter_is_packed_tap_by_tap_and_costs_its_own_channel() -> 
 
 def test_every_op_type_has_its_form_and_back() -> None:
     forms = {form_of(c.op_type) for c in OPERATOR.cases()}
-    assert len(forms) == 1001 and {f.op_type for f in forms} == {c.op_type for c in OPERATOR.cases()}
+    assert len(forms) == 1217 and {f.op_type for f in forms} == {c.op_type for c in OPERATOR.cases()}
     assert form_of("CuteViewConcatConv3AddSilu") == Form(3, "Silu", True, 1, "before")
     assert form_of("CuteConcatConv8x4") == Form(8, "", False, 4, "")
 

@@ -278,7 +278,8 @@ REFUSED = {
                                          "the filter is float32"),
     "two filters a channel": ("x = Conv<group=16>(b, w) y = Relu(x)", {"w": (32, 1, 3, 3)},
                               "16 groups; only group=1 and one"),
-    "transposed": ("x = ConvTranspose(b, w) y = Relu(x)", {"w": (16, 12, 3, 3)}, "this is a ConvTranspose, and only a"),
+    "transposed": ("x = ConvTranspose(b, w) y = Relu(x)", {"w": (16, 12, 3, 3)},
+                   "this is a ConvTranspose: its filter is 3x3 with strides 1x1"),
     "transposed and normalised": (
         "x = ConvTranspose(b, w) z = BatchNormalization(x, gamma, beta, mean, var) y = Relu(z)", {"w": (16, 12, 3, 3)},
         "ConvTranspose"),

@@ -62,14 +62,13 @@ def library_or_skip() -> Path:
 def call(problem: problems.Problem, dtype: str = "float16", sm: int = 90) -> kernels.Call:
     """The problem as a call without device memory; sizes of -1 are dynamic."""
     p = problem
-    outputs = (p.N, p.K, -1, -1) if min(p.H, p.W) < 0 else p.output
     operands = [kernels.Tensor((p.N, c, p.H, p.W), dtype, kernels.CHANNELS_LAST) for c in p.C]
     filters = (p.R * p.S, p.K) if p.depthwise else (p.K, sum(p.columns))
     operands += [kernels.Tensor(filters, dtype), kernels.Tensor((p.K,), "float32")]
     return kernels.Call(
         p.op_type,
         operands,
-        [kernels.Tensor(outputs, dtype, kernels.CHANNELS_LAST)],
+        [kernels.Tensor(dims, dtype, kernels.CHANNELS_LAST) for dims in p.stored],
         {
             "channels": p.C, "kernel_shape": (p.R, p.S), "strides": p.strides, "pads": p.pads,
             "dilations": p.dilations, "packed_sizes": p.columns,

@@ -297,7 +297,7 @@ class Odd(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.apart, self.line = nn.Conv2d(16, 16, 3, padding=1, groups=4), nn.Conv1d(16, 16, 3)
-        self.back = nn.ConvTranspose2d(16, 16, 2, stride=2)
+        self.back = nn.ConvTranspose2d(16, 16, 3, stride=2, output_padding=1)
         self.shared = conv(16, 16)
         self.free = nn.Parameter(torch.randn(16, 16, 1, 1))
 
@@ -319,6 +319,19 @@ def test_what_is_no_site_is_left_alone_with_its_reason() -> None:
     assert "only conv2d can be fused" in left["line"] and "ConvTranspose" in left["back"]
     assert "computed at run time" in next(v for k, v in left.items() if k.startswith("conv2d"))
     assert set(result.report.taken) <= {"shared.0"}
+    assert_same(result(*args), made, args)
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_a_deconvolution_over_squares_is_taken_with_its_activation_and_with_no_more_pixels(padding: int) -> None:
+    torch.manual_seed(0)
+    made = nn.Sequential(
+        nn.ConvTranspose2d(16, 24, 2, stride=2, output_padding=padding), nn.BatchNorm2d(24), nn.ReLU()
+    )  # fmt: skip
+    made, args = made.eval().half(), (torch.randn(2, 16, 6, 5).half(),)
+    result = fused(made, args)
+    assert set(result.report.taken) == (set() if padding else {"0"})
+    assert result(*args).shape == (2, 24, 12 + padding, 10 + padding)
     assert_same(result(*args), made, args)
 
 

@@ -91,6 +91,8 @@ CAUSES = (
     ("ConvTranspose", "ConvTranspose"),
     (" groups; only group=1", "groups"),
     ("not fused with its Concat", "groups"),
+    ("DepthToSpace", "DepthToSpace"),
+    ("be spread over", "DepthToSpace"),
     ("only 2-D convolutions", "not 2-D"),
     ("channel shuffle", "channel shuffle behind the Concat"),
     ("this Conv and Concat", "operators between Concat and Conv"),

@@ -43,8 +43,8 @@ def reads_concat(graph: Graph, conv: NodeProto) -> bool:
     return conv_facts.find_concat(graph, conv, 0) is not None
 
 
-def transposed(graph: Graph, node: NodeProto) -> Refusal | None:
-    """The refusal of a ConvTranspose with such a neighbour, or with a Concat in front."""
+def transposed(graph: Graph, node: NodeProto, reason: str) -> Refusal | None:
+    """The refusal of a ConvTranspose with such a neighbour, or with a Concat in front, for a reason."""
     if not has_neighbour(graph, node) and not behind_concat(graph, node.input[0]) and not reads_concat(graph, node):
         return None
-    return Refusal("this is a ConvTranspose, and only a Conv can be fused; it stays as it is", (node,))
+    return Refusal(f"this is a ConvTranspose: {reason}", (node,))

@@ -1,5 +1,5 @@
 """Concat -> Conv -> [BatchNormalization, Mul, Add] -> [activation] as one convolution over several tensors; a depthwise
-one too."""
+one too, and one whose outputs DepthToSpace spreads over squares of pixels."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ class ConcatConv(FusedOp):
             y = body.add("Add", y, *z) if form.residual == BEFORE else y
             y = conv_body.activate(body, form.suffix, y, "float32" if widen else "")
             y = body.add("Add", y, *z) if form.residual == AFTER else y
+            y = body.add("DepthToSpace", y, blocksize=form.spread) if form.spread > 1 else y
             y = conv_body.from_nchw(body, y)
             return body.cast_like(y, like, dtype) if widen else y
 
@@ -151,6 +152,7 @@ class ConcatConv(FusedOp):
         size = "x".join("?" if d < 0 else str(d) for d in call.outputs[0].dims[2:])
         tail = {BEFORE: f"add {form.suffix}".strip(), AFTER: f"{form.suffix} add", "": form.suffix or "linear"}
         before = "relu " if form.pre_activated else "depthwise " if form.depthwise else ""
+        outputs += f" over {form.spread}x{form.spread}" if form.spread > 1 else ""
         return f"{before}{'+'.join(sources)}->{outputs} {r}x{s} @{size} {tail[form.residual]}"
 
 

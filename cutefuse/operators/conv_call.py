@@ -21,7 +21,7 @@ def make_call(
     form: Form, sources: Sequence[Source], outputs: Sequence[int], geometry: conv_math.Geometry, dtype: str,
     params: dict[str, float], layout: int = HWC8, residual: Source | None = None, image_dtype: str = "",
 ) -> Call:  # fmt: skip
-    """The call of these sources, `outputs` filters for each output, every attribute written.
+    """The call of these sources, `outputs` channels of each output, every attribute written.
 
     Its tensors have logical NCHW dims in either layout: HWC8 (pixels padded to whole vectors) or NHWC (dense pixels).
     `residual`: where the channels to add are found, of a View form; without it, in a tensor of their own.
@@ -39,8 +39,7 @@ def _made(
 ) -> Call:  # fmt: skip
     channels = [s.channels for s in sources]
     sizes = conv_math.packed_sizes(channels, geometry.kernel_shape, form)
-    size = conv_form.first_size(sources)
-    rows, columns = (geometry.output_size(i, size[i]) for i in range(2))
+    rows, columns = (geometry.output_size(i, d) for i, d in enumerate(conv_form.first_size(sources)))
     batch = next((s.dims[0] for s in sources if s.dims[0] >= 0), -1)
     attrs: dict[str, Any] = {
         "channels": channels, **geometry.attrs(), "packed_sizes": sizes,
@@ -50,7 +49,7 @@ def _made(
         "output_channels": list(outputs) if form.outputs > 1 else [0],
         "residual_start": [residual.start if residual else 0], "layout": [layout],
     }  # fmt: skip
-    filters = sum(outputs)
+    filters = sum(outputs) * form.spread**2
     kind = (image_dtype or dtype, LINEAR) if form.image else (dtype, CHANNELS_LAST)
     inputs = [Tensor(s.dims, *kind) for s in sources]
     rows_of_filter = math.prod(geometry.kernel_shape) if form.depthwise else filters
@@ -58,7 +57,8 @@ def _made(
     inputs += [Tensor((sum(channels),), dtype, LINEAR)] * 2 if form.pre_activated else []
     added = residual.dims if residual else (batch, filters, rows, columns)
     inputs += [Tensor(added, dtype, CHANNELS_LAST)] if form.residual else []
-    results = [Tensor((batch, k, rows, columns), dtype, CHANNELS_LAST) for k in outputs]
+    size = [d * form.spread if d >= 0 else -1 for d in (rows, columns)]
+    results = [Tensor((batch, k, *size), dtype, CHANNELS_LAST) for k in outputs]
     return Call(form.op_type, inputs, results, attrs)
 
 

@@ -64,6 +64,10 @@ def cases() -> list[Case]:
               dilations=(1, 2), depthwise=True, dtypes=("float16", "bfloat16")),
         _case("depthwise_of_several", [16, 40, 24], "Relu", N=2, K=80, H=7, W=9, pads=(2, 1, 2, 1), dilations=(2, 1),
               depthwise=True, dtypes=("float16", "bfloat16")),
+        _case("deconvolution", [72], "Relu", N=2, K=24, H=7, W=9, R=1, S=1, pads=(0, 0, 0, 0), spread=2,
+              dtypes=("float16", "bfloat16")),
+        _case("pixel_shuffle", [16, 40], "LeakyRelu", N=2, K=8, H=10, W=5, strides=(2, 1), pads=(0, 2, 3, 1), spread=3,
+              dtypes=("float16", "bfloat16")),
         _case("odd_residual", [32, 16], "Silu", residual=AFTER, N=2, K=13, H=5, W=7, dtypes=("float16", "bfloat16")),
     ]  # fmt: skip
 
@@ -77,11 +81,11 @@ def _extended() -> Iterator[Case]:
         views: dict[str, Any] = {"upsample": UPSAMPLE[:n], "channel_starts": STARTS[:n]} if form.view else {}
         parts = (8, 16, 8, 4)[: form.outputs]
         channels = (PRE_ACTIVATED if form.pre_activated or form.depthwise else (3,) if form.image else CHANNELS)[:n]
-        half = form.image or form.depthwise
+        half = form.image or form.depthwise or form.spread > 1
         dtypes = ("float16", "bfloat16") if half else ("float32", "float16", "bfloat16")
         yield _case(op_type, channels, form.suffix, view=form.view, residual=form.residual, outputs=parts,
                     K=sum(parts), H=4, W=8, pre_activated=form.pre_activated, image=form.image, dtypes=dtypes,
-                    depthwise=form.depthwise, **views)  # fmt: skip
+                    depthwise=form.depthwise, spread=form.spread, **views)  # fmt: skip
 
 
 def _case(
@@ -89,13 +93,13 @@ def _case(
     S: int = 3, pads: tuple[int, ...] = (1, 1, 1, 1), dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16"),
     view: bool = False, residual: str = "", outputs: tuple[int, ...] = (), widths: tuple[int, ...] = (),
     pre_activated: bool = False, after: int = 0, image: bool = False, given: str = "", depthwise: bool = False,
-    **attrs: Any,
+    spread: int = 1, **attrs: Any,
 ) -> Case:  # fmt: skip
     """H and W are those of the convolution; `widths` are the channels of the tensors that hold the sources, `after` is
     how many channels the residual's tensor has behind those that are added. `given`: the type of an image, "" for the
     filter's."""
     form = Form(len(channels), suffix, view, max(1, len(outputs)), residual, pre_activated=pre_activated, image=image,
-                depthwise=depthwise)  # fmt: skip
+                depthwise=depthwise, spread=spread)  # fmt: skip
     sizes: dict[str, int | str | list[int]] = {"N": N, "C": list(channels), "H": H, "W": W, "K": K, "R": R, "S": S}
     sizes |= {"widths": list(widths)} if widths else {}
     sizes |= {"after": after} if after else {}

@@ -22,6 +22,8 @@ class Form:
     pre_activated: each input channel is scaled and shifted and passes ReLU before the filter sees it.
     image: the source is what a network is given: NCHW or channels-last, in the filter's type or in float32.
     depthwise: each channel has a filter of its own and makes one channel.
+    spread: the filters of a pixel make the channels of spread x spread pixels, filter (i * spread + j) * channels + k
+    channel k of row i and column j; 1: of one pixel.
     """
 
     sources: int
@@ -34,6 +36,7 @@ class Form:
     pre_activated: bool = False
     image: bool = False
     depthwise: bool = False
+    spread: int = 1
 
     @property
     def op_type(self) -> str:
@@ -57,7 +60,7 @@ def forms() -> dict[Form, str]:
         Form(
             v["sources"], v["activation"], v["view"], v["outputs"], v["residual"] or "", v["quantised"],
             v["quantised"] and "int8" in v["output_types"], v["pre_activated"], v["image"],
-            v["depthwise"],
+            v["depthwise"], v["spread"],
         ): v["op_type"]
         for v in variants
     }  # fmt: skip
@@ -85,6 +88,12 @@ def most_sources(quantised: bool = False) -> int:
 def most_outputs() -> int:
     """How many outputs one call may have."""
     return max(f.outputs for f in forms())
+
+
+@functools.cache
+def most_spread() -> int:
+    """Over how many rows and columns the filters of a pixel may be spread."""
+    return max(f.spread for f in forms())
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,8 @@ def convolve(call: Call, operands: Sequence[np.ndarray]) -> np.ndarray:
     top, left, bottom, right = attrs["pads"]
     x = np.pad(np.concatenate(sources, axis=1), ((0, 0), (0, 0), (top, bottom), (left, right)))
     (sh, sw), (dh, dw) = attrs["strides"], attrs["dilations"]
-    n, _, p, q = call.outputs[0].dims
+    spread = form_of(call.op_type).spread
+    n, (p, q) = call.outputs[0].dims[0], (d // spread for d in call.outputs[0].dims[2:])
     y = np.zeros((n, p, q, len(bias))) + bias
     for r in range(w.shape[2]):
         for s in range(w.shape[3]):
@@ -160,7 +161,11 @@ def added(call: Call, operands: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def split_channels(call: Call, y: np.ndarray) -> list[np.ndarray]:
-    """The K channels cut into those of each output."""
+    """The K channels cut into those of each output, or spread over squares of pixels."""
+    if (s := form_of(call.op_type).spread) > 1:
+        n, _, p, q = y.shape
+        squares = y.reshape(n, s, s, -1, p, q).transpose(0, 3, 4, 1, 5, 2)
+        return [squares.reshape(call.outputs[0].dims)]
     return np.split(y, np.cumsum([t.dims[1] for t in call.outputs])[:-1], axis=1)
 
 

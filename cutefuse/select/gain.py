@@ -24,6 +24,7 @@ from cutefuse.select.compiled import Kernel, Record
 from cutefuse.select.price import MODELLED, Price
 from cutefuse.select.times import ELEMENT_BYTES, Convolution, Device, convolution_us, fused_us
 from cutefuse.select.wiring import (
+    CONVOLUTIONS,
     ELEMENTWISE,
     ENLARGED,
     IN_FILTERS,
@@ -87,6 +88,10 @@ class Model:
         """Time of the engine's own kernel."""
         return self.engine.depthwise_us(self.device, conv) if conv.depthwise else convolution_us(conv, self.device)
 
+    def transposed_us(self, conv: Convolution) -> float:
+        """Time of the engine's own kernel for a ConvTranspose of the same products."""
+        return self.convolution_us(conv) * times.TRANSPOSED
+
     # ------------------------------------------------------------------------------------------------------- a site
     def own(self, site: Site, match: Match) -> Own:
         """The site's own kernels: the convolution with what follows it, or the norm."""
@@ -135,10 +140,12 @@ class Model:
         first = call.inputs[0].dims
         factor = attrs.get("upsample", [1])[0]
         dtype = site.cast_from or call.dtype
-        N, _, P, Q = call.outputs[0].dims
-        outputs = [t.dims[1] for t in call.outputs]
-        depthwise = bool(facts["depthwise"])
-        together = self.engine.merges_pointwise and r * s == 1 and not depthwise
+        spread, anchor = int(facts["spread"]), match.nodes[0]
+        N, (P, Q) = call.outputs[0].dims[0], (d // spread for d in call.outputs[0].dims[2:])
+        outputs = [t.dims[1] * spread**2 for t in call.outputs]
+        depthwise, transposed = bool(facts["depthwise"]), anchor.op_type == "ConvTranspose"
+        moved = any(n.op_type == "DepthToSpace" for n in match.nodes)
+        together = self.engine.merges_pointwise and r * s == 1 and not depthwise and not transposed
         filters = [sum(outputs)] if together else outputs
         H, W = first[2] * factor, first[3] * factor
         dilated_taps = Geometry.of(attrs).dilated_taps((H, W)) if depthwise else 0.0
@@ -157,20 +164,20 @@ class Model:
         if call.key not in self._fused_us:
             self._fused_us[call.key] = fused_us(call, self.device, site.op.cost(call).bytes_moved)
         after_us = self._fused_us[call.key]
-        before_us = sum(map(self.convolution_us, convs))
+        before_us = sum(map(self.transposed_us if transposed else self.convolution_us, convs))
         if depthwise and after_us is not None and not self.engine.fitted:  # no kernel of its own was timed
             before_us = min(before_us, after_us)
         mergeable_us = before_us if together else 0.0
         before_us += self._normalised_us(match, call) if facts["pre_activated"] else 0.0
-        activation, residual, anchor = str(facts["activation"]), facts["residual"], match.nodes[0]
+        activation, residual = str(facts["activation"]), facts["residual"]
         biased = len(anchor.input) > 2 or any(n.op_type == "BatchNormalization" for n in match.nodes)
         gated = not residual and all(self.plain.in_gate(o) for o in match.outputs)
         for conv in convs:
             y = conv.output_bytes
             summed = residual == AFTER and activation in ("Relu", "Clip")
             if self.engine.computes(self.graph, match, activation) and not summed:
-                before_us += self.device.move_us(y) if residual else 0.0
-            elif (self.engine.inside("") or activation or residual or biased) and not gated:
+                before_us += self.device.pass_us(2 * y) if moved else self.device.move_us(y) if residual else 0.0
+            elif (self.engine.inside("") or activation or residual or biased or moved) and not gated:
                 before_us += self.device.pass_us(3 * y if residual else 2 * y)
         behind = self.graph.producer(anchor.input[0])
         if not self.engine.reads_ranges and behind is not None and behind.op_type in RANGES:
@@ -210,7 +217,7 @@ class Model:
         those of which a copy stays that is not counted anew `near` them."""
         if self.engine.timed:
             return 0.0
-        convs = [m for m in matches if m.nodes[0].op_type == "Conv"]
+        convs = [m for m in matches if m.nodes[0].op_type in CONVOLUTIONS]
         nodes = {
             id(n): (n, IMAGE in m.takes or (n is m.nodes[0] and self._reads_image(m)))
             for m in convs for n in m.nodes if n.op_type not in _INSIDE
@@ -297,7 +304,7 @@ class Model:
             before = [self.graph.producer(t) for t in node.input]
             found |= {id(n): n for n in before if n is not None and n.op_type in ENLARGED}
         for match in matches:
-            if match.nodes[0].op_type == "Conv":
+            if match.nodes[0].op_type in CONVOLUTIONS:
                 for conv in wiring.siblings(match.nodes[0]):
                     ends = [o for n in (conv, *self.graph.users(conv.output[0])) for o in n.output]
                     found |= {id(n): n for t in ends for n in wiring.tied_concats(t)}
@@ -391,7 +398,7 @@ class Pricer:
         near |= model.inside(chosen, plain) | model.laid_out(plain, wiring)
         parts["neighbours"] = model.saved_us(near.values(), plain, wiring) + model.inner_us(chosen, plain, wiring, near)
         widened_us = model.engine.widened_us
-        convs = [m for m in matches if m.nodes[0].op_type == "Conv"]  # norms read no images
+        convs = [m for m in matches if m.nodes[0].op_type in CONVOLUTIONS]  # norms read no images
         read = {t for m in convs for t in m.read}
         read |= {o for m in convs for o in m.outputs if o}
         parts["widened"] = sum(widened_us(plain, t) - widened_us(wiring, t) for t in sorted(read))

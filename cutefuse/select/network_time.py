@@ -23,7 +23,7 @@ _PASSES = (
     "MaxPool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceL2", "ArgMax",
     "TopK", "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
     "InstanceNormalization", "GroupNormalization", "LRN", "GridSample", "Transpose",
-    "LpPool", "CumSum", "CumProd",
+    "LpPool", "CumSum", "CumProd", "DepthToSpace",
 )  # fmt: skip
 _OVER_IMAGES = ("InstanceNormalization", "GroupNormalization")
 _PRODUCTS = ("MatMul", "Gemm")
@@ -76,7 +76,7 @@ def _convolution_us(model: Model, node: NodeProto, dtype: str, wiring: Wiring) -
         conv = Convolution(x[0], x[1], x[2], x[3], y[1], y[2], y[3], taps, dtype, grouped, dilated_taps)
         us = model.convolution_us(conv)
     else:  # a product of each pixel with all taps
-        us = model.convolution_us(Convolution(x[0], x[1], x[2], x[3], w[1] * taps, x[2], x[3], 1, dtype))
+        us = model.transposed_us(Convolution(x[0], x[1], x[2], x[3], w[1] * taps, x[2], x[3], 1, dtype))
     if not model.engine.reads_ranges and maker is not None and maker.op_type in RANGES:
         us += model.device.copy_us(2 * wiring.size_of(node.input[0]))
     pass_us = 0.0 if wiring.in_gate(node.output[0]) else model.device.pass_us(2 * size)

@@ -51,8 +51,8 @@ class Rates:
 
 # Fitted to 1,446 convolutions of 21 networks, one image and eight, under torch.compile on an H200 (cuDNN 9.19). A
 # single kernel is off by 8 % (spatial) and 16 % in the mean: which of two kernels computes a 1x1 filter, cuBLAS's or
-# its own, is known to cuDNN alone. The load of spatial filters was fitted again, to whole networks; the bandwidth of odd
-# 1x1 filters to the last layers of four networks.
+# its own, is known to cuDNN alone. The load of spatial filters was fitted again, to whole networks; the bandwidth of
+# odd 1x1 filters to the last layers of four networks.
 POINTWISE = Rates(3.2, 1.0, 0.0, 160e3, 0.16, 0.0, 1.1, 0.0, 1.4, 16, 0.61)
 SPATIAL = Rates(4.3, 0.85, 2.4, 108e3, 0.0, 1.35, 4.1, 4.7, 0.0, 32, 1.0)
 _TILES = ((64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 32), (256, 64), (256, 128))
@@ -69,6 +69,10 @@ _DEPTHWISE_START_US, _DEPTHWISE_US = 2.2, 0.85
 # result, and for each tap inside of it. Within 3 % of DeepLabV3+'s dilations 12, 24 and 36, one image and eight, and of
 # the dilated layer that was recorded before. No other filter than 3x3 was timed, and no other dilation.
 _DILATED_US, _DILATED_TAP_US = 10.2, 1.98
+
+# How much longer cuDNN takes over a ConvTranspose than over the convolution of as many products, as measured on an
+# H200, 256 channels to 256 on 90x90 pixels with 2x2 filters: 18.6 us for one image, 88 for eight.
+TRANSPOSED = 1.7
 
 # On Hopper and later a kernel of ours starts while another one of ours ends (programmatic dependent launch). Behind any
 # other kernel it starts when that has ended: it then takes this much longer, as 250 of 1,107 fused convolutions did.

@@ -232,7 +232,7 @@ class Wiring:
 
     def _last_operand(self, match: Match) -> list[str]:
         """The tensor that a fused convolution reads and that is made last; none of a norm."""
-        if match.nodes[0].op_type != "Conv":
+        if match.nodes[0].op_type not in CONVOLUTIONS:
             return []
         read = [t for t in match.read if t and not self.graph.is_constant(t)]
         places = {t: self.position.get(id(self.graph.producer(self.source(t))), -1) for t in read}

@@ -78,8 +78,10 @@ class Attributes:
             raise CutefuseError(f"packed_conv: the source has {inputs[0].dim()} axes; give images of 4, N C H W")
         N, _, *size = inputs[0].shape
         P, Q = (self.geometry.positions(axis, d * self.lists["upsample"][0]) for axis, d in enumerate(size))
-        split = self.lists["output_channels"] if self.form.outputs > 1 else [inputs[self.form.sources + 1].shape[0]]
-        return [(N, K, P, Q) for K in split]
+        s = self.form.spread
+        alone = inputs[self.form.sources + 1].shape[0] // s**2
+        split = self.lists["output_channels"] if self.form.outputs > 1 else [alone]
+        return [(N, K, P * s, Q * s) for K in split]
 
 
 def activate(z: Tensor, activation: str, alpha: float, lo: float, hi: float) -> Tensor:
@@ -115,6 +117,8 @@ def reference(inputs: Sequence[Tensor], given: Attributes) -> list[Tensor]:
     z = z + residual[0] if form.residual == BEFORE else z
     z = activate(z, form.suffix, given.numbers["alpha"], given.numbers["lo"], given.numbers["hi"])
     z = z + residual[0] if form.residual == AFTER else z
+    if (s := form.spread) > 1:
+        z = z.unflatten(1, (s, s, -1)).permute(0, 3, 4, 1, 5, 2).flatten(4, 5).flatten(2, 3)
     parts = torch.split(z, lists["output_channels"] if form.outputs > 1 else z.shape[1], 1)
     return [empty_pixels(tuple(y.shape), dtype, z.device).copy_(y) for y in parts]
 

@@ -197,6 +197,8 @@ def _conv(s: Skeleton, node: fx.Node, value: Any) -> bool:
         "group": a["groups"],
     }  # fmt: skip
     transposed = a.get("transposed") or "transpose" in str(node.target)
+    if transposed:
+        geometry |= {"output_padding": _pair(a["output_padding"])}
     s._add(node, "ConvTranspose" if transposed else "Conv", inputs, **geometry)
     return True
 

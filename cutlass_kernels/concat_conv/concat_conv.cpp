@@ -13,19 +13,20 @@ extern Op const op;
 namespace {
 
 // 72 plain ones, 352 with a residual or several outputs, 424 of both kinds with views, 72 pre-activated ones, 9 of
-// images and 72 depthwise ones.
-constexpr int kVariants = 1001;
+// images, 72 depthwise ones and 216 of spread outputs.
+constexpr int kVariants = 1217, kMostSpread = 4;
 
 Variant variant_of(Facts const &facts, int outputs) {
   Variant variant{};
-  char several[16] = "";
+  char several[20] = "", spread[20] = "";
   if (outputs > 1) std::snprintf(several, sizeof(several), "x%d", outputs);
+  if (facts.spread > 1) std::snprintf(spread, sizeof(spread), "Spread%d", facts.spread);
   std::snprintf(variant.op_type, sizeof(variant.op_type), "Cute%sConcatConv%d%s%s%s%s",
                 facts.view            ? "View"
                 : facts.pre_activated ? "Pre"
                 : facts.image         ? "Image"
                 : facts.depthwise     ? "Depthwise"
-                                      : "",
+                                      : spread,
                 facts.sources, several, facts.residual == Residual::kBefore ? "Add" : "",
                 kActivationNames[static_cast<int>(facts.activation)], facts.residual == Residual::kAfter ? "Add" : "");
   variant.inputs = facts.sources + 2 + (facts.residual != Residual::kNone) + 2 * facts.pre_activated;  // filter, bias
@@ -75,13 +76,49 @@ std::array<Variant, kVariants> const kVariantTable = [] {
   };
   add_form(&Facts::image, 1);
   for (int sources = 1; sources <= kMaxSources; ++sources) add_form(&Facts::depthwise, sources);
+  for (int spread = 2; spread <= kMostSpread; ++spread) {
+    for (int sources = 1; sources <= kMaxSources; ++sources) {
+      for (int a = 0; a < kActivations; ++a) {
+        Facts facts{Kind::kConvolution, sources, static_cast<Activation>(a)};
+        facts.spread = spread;
+        table.at(i++) = variant_of(facts, 1);
+      }
+    }
+  }
   return table;
 }();
 
 constexpr auto kConfigTable = configs_of(kTiles, kSm90Tiles);
 
+// Outputs that lie over squares of pixels: a range for each row of a square, in one tensor of whole vectors.
+char const *check_spread(Checks const &checks) {
+  Problem &p = checks.p;
+  int const s = p.spread, channels = p.K / (s * s), vector = 16 / size_of(p.type);
+  std::int64_t const given = checks.call.attrs[kOutputChannels].ints[0];
+  if (size_of(p.type) != 2 || p.K % (s * s * vector) != 0 || (given != 0 && given != channels)) {
+    return sentence(
+        "concat_conv: %d %s filters (output_channels %lld) cannot be spread over squares of %dx%d pixels; float16 or "
+        "bfloat16 and a multiple of %d channels for each pixel are possible; leave the rearrangement outside",
+        p.K, name_of(p.type), (long long)given, s, s, vector);
+  }
+  if (p.N > 0 && p.P > 0 && p.Q > 0 && p.N > kInt32Max / p.P / p.Q / (s * s)) {
+    return sentence(
+        "concat_conv: %dx%dx%d (NHW) pixels, spread over squares of %dx%d, are more than 2^31; split the batch", p.N,
+        p.P, p.Q, s, s);
+  }
+  if (char const *reason = checks.pixels("output", checks.call.outputs[0], p.type, channels, &p.ldy)) return reason;
+  if (p.ldy != channels) {
+    return sentence("concat_conv: spread outputs of %d channels lie in pixels of %lld elements; make the pixels dense",
+                    channels, (long long)p.ldy);
+  }
+  p.ldy *= s, p.outputs = s;
+  for (int i = 0; i < s; ++i) p.ranges[i] = {i * s * channels, (i + 1) * s * channels, p.ldy};
+  return nullptr;
+}
+
 char const *check_outputs(Checks const &checks) {
   Problem &p = checks.p;
+  if (p.spread > 1) return check_spread(checks);
   AttrValue const &given = checks.call.attrs[kOutputChannels];
   int const vector = p.dense ? 1 : 16 / size_of(p.type);
   std::int64_t sum = 0;

@@ -282,7 +282,7 @@ char const *Checks::pixels(char const *what, Tensor const &y, Type type, int cha
     return sentence("%s: %s pixels of %lld elements cannot hold %lld channels%s; pad the channels", op.name, what,
                     (long long)*ld, (long long)width, p.dense ? "" : " in whole 16-byte vectors");
   }
-  std::int64_t const expected[4] = {p.N, view ? width : channels, p.P, p.Q};
+  std::int64_t const expected[4] = {p.N, view ? width : channels, p.P * p.spread, p.Q * p.spread};
   for (int d = 0; d < 4; ++d) {
     if (!known(y.dims[d]) || !known(expected[d]) || y.dims[d] == expected[d]) continue;
     return sentence("%s: dimension %d of the %s is %lld, the convolution gives %lld; repair the model", op.name, d,
@@ -298,7 +298,7 @@ char const *problem_of(Family const &family, Call const &call, Problem *problem)
   bool const quantised = variant.facts.quantised;
   p.sources = variant.facts.sources, p.outputs = variant.outputs;
   p.activation = variant.facts.activation, p.residual = variant.facts.residual;
-  p.pre_activated = variant.facts.pre_activated;
+  p.pre_activated = variant.facts.pre_activated, p.spread = variant.facts.spread;
   p.type = p.output_type = call.inputs[variant.facts.image ? p.sources : 0].type;
   if (variant.facts.image) p.reads = call.inputs[0].type == Type::kFloat32 ? Reads::kFloat32Image : Reads::kImage;
   if (variant.facts.depthwise) p.reads = Reads::kOwnChannel;

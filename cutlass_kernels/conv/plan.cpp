@@ -64,7 +64,7 @@ void set_addresses(Params &params, Operands const &operands) {
   }
   if (p.pre_activated) params.pre_scale = next[0], params.pre_shift = next[1];
   params.y = operands.outputs[0];
-  for (int j = 0; j < p.outputs; ++j) params.ys[j] = operands.outputs[j];
+  for (int j = 0; j < p.outputs; ++j) params.ys[j] = output_of(p, operands, j);
   params.partials = static_cast<float *>(operands.workspace);
 }
 
@@ -132,7 +132,8 @@ std::int64_t workspace_bytes(Family const &family, Call const &call) {
 }
 
 // The Ampere tiles come after Hopper's on Hopper, except for enlarged sources, which TMA repeats slowly, for float32,
-// whose Hopper tiles are for large images, and for few channels; and before them where the device is not known.
+// whose Hopper tiles are for large images, for spread outputs, which have no small ones, and for few channels; and
+// before them where the device is not known.
 std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, std::int32_t capacity) {
   Problem p;
   if (problem_of(family, call, &p) != nullptr) return 0;
@@ -144,7 +145,8 @@ std::int32_t configs(Family const &family, Call const &call, std::int32_t *ids, 
   std::vector<Candidate> legal;
   bool const sized = is_sized(p);
   bool const on_hopper = call.sm != 0 && offers(call.sm, kWgmma);
-  bool const hopper_first = on_hopper && !(sized && (is_upsampled(p) || p.type == Type::kFloat32));
+  bool const lacks_tiles = is_upsampled(p) || p.type == Type::kFloat32 || p.spread > 1;
+  bool const hopper_first = on_hopper && !(sized && lacks_tiles);
   Target const target(call);
   for (Tile const &tile : family.tiles) {
     if (!runs(tile, p, call.sm)) continue;

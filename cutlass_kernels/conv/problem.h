@@ -65,6 +65,7 @@ struct Problem {
   bool dense;       // pixels hold their channels and no padding (kLayoutAttr is 1)
   bool small_sums;  // of int8: within 2^22 where they are brought to another source's unit, before and after
   Reads reads;
+  int spread;  // 1, or s: filter (i * s + j) * K / s^2 + k of pixel (p,q) is channel k of output (p * s + i,q * s + j)
 };
 
 // Where element (n, c, h, w) of a tensor lies: n * image + (h * W + w) * pixel + c / 32 * block + c % 32.
@@ -84,6 +85,12 @@ CUTEFUSE_HOST_DEVICE Strides strides_of(Problem const &p, int i) {
 }
 
 inline bool is_image(Problem const &p) { return p.reads == Reads::kImage || p.reads == Reads::kFloat32Image; }
+
+// The address of range i of the outputs. Spread ones have one tensor, in which a pixel of a range is a row of a square.
+inline char *output_of(Problem const &p, Operands const &operands, int i) {
+  auto *const y = static_cast<char *>(operands.outputs[p.spread > 1 ? 0 : i]);
+  return p.spread > 1 ? y + i * p.Q * p.ldy * size_of(p.output_type) : y;
+}
 
 inline bool is_upsampled(Problem const &p) {
   for (int i = 0; i < p.sources; ++i) {
@@ -188,6 +195,12 @@ struct Divider {
 CUTEFUSE_HOST_DEVICE Pixel pixel_of(Problem const &p, Divider const &by_image, Divider const &by_row, int m) {
   int const n = by_image.divide(m), pq = m - n * by_image.divisor, row = by_row.divide(pq);
   return {n, row * p.stride_h - p.pad_top, (pq - row * by_row.divisor) * p.stride_w - p.pad_left};
+}
+
+// Where pixel m of the GEMM lies in a range of spread outputs, which is a row of every square: in pixels of the range.
+// The divider is by Q.
+CUTEFUSE_HOST_DEVICE int spread_pixel(Problem const &p, Divider const &by_row, int m) {
+  return m + by_row.divide(m) * (p.spread - 1) * p.Q;
 }
 
 // Walks the reduction in k-tiles of 64 channels, ordered (source, channel block, r, s): s fastest, so that neighbouring

@@ -275,18 +275,23 @@ void load_to_shared(TensorMap const &map, int const coordinates[5], unsigned con
   write_swizzled(map, box.data(), shared, address, shared_bytes);
 }
 
-void store_from_shared(TensorMap const &map, int const coordinates[5], uint8_t const *shared, uint32_t address,
-                       uint32_t shared_bytes) {
+void store_from_shared(TensorMap const &map, int const coordinates[5], bool im2col, uint8_t const *shared,
+                       uint32_t address, uint32_t shared_bytes) {
   check_shared(map, address, shared_bytes);
-  if (map.im2col != 0) throw std::runtime_error("The emulator's TMA stores tiled boxes only.");
+  if ((map.im2col != 0) != im2col) {
+    throw std::runtime_error("A TMA store and its tensor map disagree on whether this is im2col.");
+  }
   std::vector<uint8_t> row_of_box(static_cast<size_t>(row_bytes(map)));
   uint32_t from = address;
-  for_each_tiled_row(map, coordinates, [&](Row const &row) {
+  auto const store_row = [&](Row const &row) {
     for (size_t i = 0; i < row_of_box.size(); i += 16, from += 16) {
       std::memcpy(row_of_box.data() + i, shared + swizzled(from, map.span_bytes), 16);
     }
     if (row.bytes > 0) std::memcpy(row.memory, row_of_box.data() + row.skipped, static_cast<size_t>(row.bytes));
-  });
+  };
+  unsigned const none[3] = {};
+  if (im2col) return for_each_pixel(map, coordinates, none, store_row);
+  for_each_tiled_row(map, coordinates, store_row);
 }
 
 }  // namespace emulator

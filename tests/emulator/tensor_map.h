@@ -53,8 +53,8 @@ void write_swizzled(TensorMap const &map, uint8_t const *box, uint8_t *shared, u
 void load_to_shared(TensorMap const &map, int const coordinates[5], unsigned const offsets[3], uint8_t *shared,
                     uint32_t address, uint32_t shared_bytes);
 
-// Writes what is in bounds of a swizzled box to global memory; tiled maps only.
-void store_from_shared(TensorMap const &map, int const coordinates[5], uint8_t const *shared, uint32_t address,
-                       uint32_t shared_bytes);
+// Writes what is in bounds of a swizzled box to global memory. `im2col`: what the instruction takes the map for.
+void store_from_shared(TensorMap const &map, int const coordinates[5], bool im2col, uint8_t const *shared,
+                       uint32_t address, uint32_t shared_bytes);
 
 }  // namespace emulator

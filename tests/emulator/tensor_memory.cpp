@@ -79,6 +79,7 @@ Outcome load_bytes(Warp &warp, Instruction const &in, std::uint32_t mask) {
 // Operands: map with coordinates, source.
 Run store_box(Opcode const &opcode) {
   int const rank = rank_of(opcode);
+  bool const im2col = opcode.has("im2col_no_offs");
   return [=](Warp &warp, Instruction const &in, std::uint32_t mask) {
     Block *const own = &warp.block();
     warp.touch_global();
@@ -89,7 +90,8 @@ Run store_box(Opcode const &opcode) {
         coordinates[std::size_t(i)] = get<int>(warp.row(in.rows[std::size_t(1 + i)])[lane]);
       auto const from = get<std::uint32_t>(warp.row(in.row_of(1))[lane]);
       Effect const effect = [=] {
-        store_from_shared(*map, coordinates.data(), own->shared.data(), from, std::uint32_t(own->shared.size()));
+        store_from_shared(*map, coordinates.data(), im2col, own->shared.data(), from,
+                          std::uint32_t(own->shared.size()));
       };
       if (timing() == Timing::kEarly) {
         effect();

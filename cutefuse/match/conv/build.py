@@ -22,6 +22,7 @@ from cutefuse.match.conv import read as conv_facts
 from cutefuse.match.conv.image import of_image
 from cutefuse.match.conv.pools import POOLS, wider
 from cutefuse.match.conv.read import Front
+from cutefuse.match.conv.spread import SPREAD, spread_of
 from cutefuse.match.explain import behind_concat
 from cutefuse.match.neighbours import has_neighbour, transposed
 from cutefuse.match.pre_activation import PreActivation, fronts, grouped, pre_activation
@@ -50,8 +51,19 @@ def match(graph: Graph, node: NodeProto, alone: bool = False, layout: int = HWC8
     alone: a Conv is a site with nothing but its bias and affine steps too. layout: of the node that it becomes.
     """
     wanted = _Wanted(alone, layout)
+    found, spread = _match_alike(graph, node, wanted), _spread(graph, node, wanted)
+    if isinstance(spread, Match) and not (reason := kernels.reject(spread.call)):
+        return replace(spread, otherwise=found if isinstance(found, Match) else None)
+    if spread is None or isinstance(found, Refusal):
+        return found
+    reason = spread.reason if isinstance(spread, Refusal) else f"the DepthToSpace behind it stays: {reason}"
+    return noted(found, reason) if found else Refusal(reason, (node,))
+
+
+def _match_alike(graph: Graph, node: NodeProto, wanted: _Wanted) -> Match | Refusal | None:
+    """The site of a Conv whose filters are channels of the pixel that they compute."""
     before = pre_activation(graph, node)
-    own = _pre_activated(graph, node, before, layout) if before else ""
+    own = _pre_activated(graph, node, before, wanted.layout) if before else ""
     found = _with_pools(graph, node, wanted, _match_plain(graph, node, wanted))
     if isinstance(own, str):
         return noted(found, own) if own and isinstance(found, Match) else Refusal(own, (node,)) if own else found
@@ -59,6 +71,38 @@ def match(graph: Graph, node: NodeProto, alone: bool = False, layout: int = HWC8
     for smaller in reversed(own):
         plain = replace(smaller, otherwise=plain)
     return plain
+
+
+def _spread(graph: Graph, node: NodeProto, wanted: _Wanted) -> Match | Refusal | None:
+    """The site of a convolution whose outputs are spread over squares of pixels, with the Concat in front of it where
+    that is legal; None of a Conv without DepthToSpace."""
+    joined = conv_facts.find_concat(graph, node, most_sources())
+    fits = isinstance(joined, Front) and len(joined.sources) <= most_sources()
+    fronts = [*([joined] if isinstance(joined, Front) and fits else []), conv_facts.one_source(graph, node)]
+    answers = [_spread_over(graph, node, front, wanted) for front in fronts]
+    legal = (a for a in answers if isinstance(a, Match) and not kernels.reject(a.call))
+    return next(legal, answers[-1])
+
+
+def _spread_over(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match | Refusal | None:
+    nodes = (node, *site.nodes)
+    facts = conv_facts.broken(graph, node, nodes) or conv_facts.read(graph, node, site)
+    if isinstance(facts, Refusal):
+        return facts if node.op_type == "ConvTranspose" else None  # of a Conv it is said elsewhere
+    found = spread_of(graph, node, facts) if not facts.depthwise else None
+    if found is None or isinstance(found, str):
+        return Refusal(found, nodes) if found else None
+    facts, chain, stored = found
+    if facts.dtype == "float32" and facts.spread > 1:
+        types = "outputs are spread in float16 and bfloat16, convert the model"
+        return Refusal(f"the filter is float32; {types}", nodes)
+    folded = conv_facts.Folded(graph, facts, chain.steps)
+    if fault := folded.reject():
+        return Refusal(fault, (*nodes, *chain.nodes))
+    operands = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
+    built = _built(graph, node, site, facts, folded, operands, chain, None, wanted.layout)
+    moved = {t: Traffic(graph.dims(t) or (-1,), ELEMENT_BYTES[facts.dtype]) for t in stored}
+    return replace(built, traffic={**built.traffic, **moved})
 
 
 def _pre_activated(graph: Graph, node: NodeProto, before: PreActivation, layout: int) -> list[Match] | str:
@@ -233,8 +277,8 @@ def _call(
     sources = [o.source for o in operands]
     residual = added.source if added else None
     view = any(s.is_view for s in (*sources, *([residual] if residual else [])))
-    form = Form(len(sources), chain.suffix, view, 1, chain.when, depthwise=facts.depthwise)
-    outputs = facts.weight_dims[:1]
+    form = Form(len(sources), chain.suffix, view, 1, chain.when, depthwise=facts.depthwise, spread=facts.spread)
+    outputs = [facts.weight_dims[0] // facts.spread**2]
     return make_call(form, sources, outputs, facts.geometry, facts.dtype, chain.params, layout, residual)
 
 
@@ -253,6 +297,7 @@ def _built(
     saved |= conv_facts.traffic(graph, site, facts, element_bytes)
     saved |= {chain.stored: Traffic(tuple(call.outputs[0].dims), element_bytes)} if chain.stored else {}
     takes = views.kinds_of(read) | ({RESIDUAL} if chain.residual else set())
+    takes |= {SPREAD} if facts.transposed or facts.spread > 1 else set()
     if not site.concats:
         takes |= {SINGLE} if takes or facts.make or not chain.is_empty else {SINGLE, ALONE}
     takes |= {DEPTHWISE} if facts.depthwise else set()
@@ -336,7 +381,8 @@ class ConvSites(Finder):
         if is_quantised(graph, node, self.layout == NHWC):
             return None
         if node.op_type == "ConvTranspose":
-            return transposed(graph, node)
+            found = _spread(graph, node, _Wanted(layout=self.layout))
+            return transposed(graph, node, found.reason) if isinstance(found, Refusal) else found
         return match(graph, node, self.alone, self.layout)
 
     def merge_key(self, match: Match) -> Hashable | None:

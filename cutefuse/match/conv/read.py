@@ -14,7 +14,7 @@ from cutefuse.kernels import Call
 from cutefuse.match.after import Affine, composed
 from cutefuse.match.answer import Constant, Refusal, Traffic
 from cutefuse.match.qdq import dequantises, kind_of
-from cutefuse.operators.conv_form import Form, Source, form_of
+from cutefuse.operators.conv_form import Form, Source, form_of, most_spread
 from cutefuse.operators.conv_math import Geometry, pack, pack_depthwise
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -41,8 +41,13 @@ class Front:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the convolution computes: sources and input are N,C,H,W with -1 for unknown sizes. make: the filter of
-    `weight_dims` out of the stored one, which it is itself without."""
+    """What the convolution computes: sources and input are N,C,H,W with -1 for unknown sizes.
+
+    weight_dims: K, C, R, S. make: the filter of these out of the stored one, which it is itself without. spread: the
+    filters of a pixel make the channels of so many rows and columns of pixels, as `Form.spread` says. transposed: the
+    weight is a ConvTranspose's [C, channels, rows, columns], the bias one for each channel. by_channel: the weight and
+    the bias have the filters of a channel one after another (CRD).
+    """
 
     dtype: str
     weight: str
@@ -52,10 +57,30 @@ class Facts:
     geometry: Geometry
     depthwise: bool = False
     make: Callable[[np.ndarray], np.ndarray] | None = None
+    spread: int = 1
+    transposed: bool = False
+    by_channel: bool = False
 
-    def filter(self, graph: Graph) -> np.ndarray:
+    def filters(self, graph: Graph) -> np.ndarray:
+        """The filter [K, C, R, S]."""
         stored = np.asarray(graph.constant(self.weight))
-        return self.make(stored) if self.make else stored
+        w = self.make(stored) if self.make else stored
+        return self.placed(w.transpose(2, 3, 1, 0).reshape(self.weight_dims) if self.transposed else w)
+
+    def biases(self, graph: Graph) -> np.ndarray:
+        """The bias vector [K] in float64, zeros when the convolution has none."""
+        b = np.asarray(graph.constant(self.bias), np.float64) if self.bias else np.zeros(self.weight_dims[0])
+        return self.of_channels(b) if self.transposed and self.bias else self.placed(b)
+
+    def placed(self, values: np.ndarray) -> np.ndarray:
+        """What the graph has for each filter of the convolution, in the order of our filters."""
+        if not self.by_channel:
+            return values
+        return values.reshape(-1, self.spread**2, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+
+    def of_channels(self, values: np.ndarray) -> np.ndarray:
+        """What the graph has for each channel of the output, for our filters."""
+        return np.tile(values, self.spread**2)
 
 
 def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> Front | Refusal | None:
@@ -187,7 +212,7 @@ def traffic(graph: Graph, site: Front, facts: Facts, element_bytes: int) -> dict
 
 
 def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
-    """Every fact about the convolution, or the first reason why it cannot be fused."""
+    """Every fact about the convolution, transposed or not, or the first reason why it cannot be fused."""
     nodes = (conv, *site.nodes)
 
     def no(reason: str) -> Refusal:
@@ -202,9 +227,10 @@ def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
         return no(f"the filter has rank {len(weight_dims)}; only 2-D convolutions (rank 4, KCRS) can be fused")
     if dtype not in DTYPES:
         return no(f"the filter is {dtype or 'of an unknown type'}; {', '.join(DTYPES)} can be fused, convert the model")
-    K, C, R, S = weight_dims
+    transposed = conv.op_type == "ConvTranspose"
+    K, C, R, S = weight_dims if not transposed else (*weight_dims[1::-1], *weight_dims[2:])
     group = attribute(conv, "group", 1)
-    depthwise = group != 1 and (group, 1) == (K, C)
+    depthwise = group != 1 and (group, 1) == (K, C) and not transposed
     if group != 1 and not depthwise:
         return no(f"the Conv has {group} groups; {GROUPS}")
     if tuple(attribute(conv, "kernel_shape", (R, S))) != (R, S):
@@ -217,6 +243,12 @@ def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
     for name in site.sources:
         if (own := graph.dtype(name)) not in (None, dtype):
             return no(f"{site.word} '{name}' is {own}, the filter is {dtype}; types must agree, repair the model")
+    if transposed:
+        spread = _spread_of(conv, (R, S))
+        if isinstance(spread, str):
+            return no(spread)
+        whole = (K * spread**2, C, 1, 1)
+        return Facts(dtype, weight, whole, bias, sources, Geometry((1, 1)), spread=spread, transposed=True)
     geometry = geometry_of(conv, (R, S), sources[0][2:])
     if isinstance(geometry, str):
         return no(geometry)
@@ -269,6 +301,22 @@ def source_dims(graph: Graph, site: Front, C: int) -> tuple[tuple[int, int, int,
         n, h, w = (own[i] if own and own[i] >= 0 else shared[i] for i in (0, 2, 3))
         dims.append((n, c, h, w))
     return tuple(dims)
+
+
+def _spread_of(conv: NodeProto, kernel: tuple[int, int]) -> int | str:
+    """How many rows and columns of pixels a ConvTranspose makes of each, where every output is of one pixel alone; or
+    why it is not. Then no automatic padding adds anything."""
+    strides = tuple(attribute(conv, "strides", (1, 1)))
+    others = [*attribute(conv, "pads", ()), *attribute(conv, "output_padding", ())]
+    others += [d - 1 for d in attribute(conv, "dilations", ())] + list(attribute(conv, "output_shape", ()))
+    if kernel == strides == kernel[::-1] and kernel[0] <= most_spread() and not any(others):
+        return kernel[0]
+    rows, columns = kernel
+    moves = "x".join(map(str, strides))
+    return (
+        f"its filter is {rows}x{columns} with strides {moves}; a filter as large as the strides, up to "
+        f"{most_spread()}x{most_spread()} and without padding, dilation or output_shape, can be fused"
+    )
 
 
 def geometry_of(conv: NodeProto, kernel: tuple[int, int], size: Sequence[int]) -> Geometry | str:
@@ -334,16 +382,14 @@ class Folded:
 
     def _scale_and_shift(self) -> tuple[np.ndarray, np.ndarray]:
         scale, shift = composed(self._steps)
-        bias = np.zeros(self._facts.weight_dims[0])
-        if self._facts.bias:
-            bias = bias + np.asarray(self._graph.constant(self._facts.bias), dtype=np.float64)
+        bias = self._facts.biases(self._graph)
         given = composed(self._before)[1]
         if given.any():
-            bias = bias + self._facts.filter(self._graph).astype(np.float64).sum(axis=(2, 3)) @ given
+            bias = bias + self._facts.filters(self._graph).astype(np.float64).sum(axis=(2, 3)) @ given
         return np.broadcast_to(scale, bias.shape), bias * scale + shift
 
     def _filter(self, scale: np.ndarray) -> np.ndarray:
-        w = self._facts.filter(self._graph)
+        w = self._facts.filters(self._graph)
         if not self._steps and not self._before:
             return w
         given = composed(self._before)[0].astype(np.float32)[:, None, None]

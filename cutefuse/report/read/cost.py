@@ -136,7 +136,7 @@ def _gemm_flops(layer: Layer, out: Tensor, volume: float) -> float | None:
 
 def _plugin_flops(layer: Layer, out: Tensor, volume: float) -> float | None:
     """ConcatConv by its packed weights [K][source][ceil(C/64)][R][S][64], stored as [K][rest], depthwise as
-    [R * S][K]; row norms by volume.
+    [R * S][K]; row norms by volume. Spread outputs have as many filters for each channel as a square has pixels.
 
     The sources of a view may be parts of wider tensors: for them the padded channels count.
     """
@@ -148,7 +148,7 @@ def _plugin_flops(layer: Layer, out: Tensor, volume: float) -> float | None:
     sources, rest = layer.inputs[:count], layer.inputs[count:]
     if len(out.dims) < 3 or any(len(t.dims) != len(out.dims) for t in (*sources, *layer.outputs)):
         return None
-    filters = sum(t.dims[1] for t in layer.outputs)
+    filters = sum(t.dims[1] for t in layer.outputs) * facts["spread"] ** 2
     axis = 1 if facts["depthwise"] else 0  # of the filters
     packed = next((t.elements for t in rest if t.elements and len(t.dims) == 2 and t.dims[axis] == filters), None)
     elements = [t.elements for t in layer.outputs]

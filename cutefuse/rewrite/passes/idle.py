@@ -19,6 +19,7 @@ FORMS = {
     "image": "reads the network's image",
     "depthwise": "is depthwise",
     "pools": "stands behind an average pool or slices that its filter can compute",
+    "spread": "is a ConvTranspose or has a DepthToSpace behind it",
 }
 
 

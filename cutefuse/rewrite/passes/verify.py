@@ -26,6 +26,7 @@ from cutefuse.rewrite.functions import add_bodies
 from cutefuse.rewrite.islands import is_barred
 from cutefuse.rewrite.prove_parts import prove_parts
 from cutefuse.rewrite.state import State
+from cutefuse.select.wiring import CONVOLUTIONS
 
 
 def run(state: State, folder: Path) -> None:
@@ -103,8 +104,8 @@ def _inner(match: Match, tensor: str) -> tuple[str, ...]:
         if name in found or name not in maker:
             continue
         found.append(name)
-        convolved |= maker[name].op_type == "Conv"
-        if maker[name].op_type != "Conv":
+        convolved |= maker[name].op_type in CONVOLUTIONS
+        if maker[name].op_type not in CONVOLUTIONS:
             ahead += maker[name].input
     return tuple(n for n in found if n != tensor) if convolved else ()
 

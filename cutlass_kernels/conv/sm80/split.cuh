@@ -61,19 +61,20 @@ __global__ void __launch_bounds__(kFinishThreads) conv_finish(Params const __gri
     CUTE_UNROLL
     for (int i = 0; i < kFinishChannels; ++i) y[i] = k + i < p.K ? Output(sum(i)) : Output(0);  // pad lanes are zeros
     constexpr int kVector = 16 / sizeof(Output);
+    int64_t const pixel = p.spread > 1 ? spread_pixel(p, params.by_row, int(m)) : m;
     CUTE_UNROLL
     for (int i = 0; i < kFinishChannels; i += kVector) {
       if (k + i >= p.K) continue;
       Target<Output> const target(params, k + i);
       if (target.whole) {
-        *reinterpret_cast<uint4 *>(target.y + m * target.ld) = *reinterpret_cast<uint4 const *>(&y[i]);
+        *reinterpret_cast<uint4 *>(target.y + pixel * target.ld) = *reinterpret_cast<uint4 const *>(&y[i]);
         continue;
       }
       CUTE_UNROLL
       for (int v = i; v < i + kVector; ++v) {
         if (k + v >= p.K) continue;
         Target<Output> const one(params, k + v);
-        one.y[m * one.ld] = y[v];
+        one.y[pixel * one.ld] = y[v];
       }
     }
   }

@@ -206,11 +206,20 @@ __device__ __forceinline__ void store_tile(Params const &params, Acc &acc, unsig
       for (int i = 0; i < Traits::kM && target.padded; i += Traits::kRowsY) {
         for (int v = target.channels; v < kVector; ++v) sY(i + first_row, n + v) = Output(0);
       }
+      auto const row = [&](int i) { return *reinterpret_cast<uint4 *>(&sY(i + first_row, n)); };
+      if (sizeof(Output) == 2 && p.spread > 1) {
+        CUTE_NO_UNROLL
+        for (int i = 0; i < Traits::kM && i < rows_left; i += Traits::kRowsY) {
+          int64_t const pixel = spread_pixel(p, params.by_row, first_m + i);
+          *reinterpret_cast<uint4 *>(target.y + pixel * target.ld) = row(i);
+        }
+        return;
+      }
       Output *to = target.y + int64_t(first_m) * target.ld;
       constexpr int kRows = Traits::kM / Traits::kRowsY, kAtOnce = kRows > 16 ? 8 : kRows;  // more would need registers
 #pragma unroll kAtOnce
       for (int i = 0; i < Traits::kM; i += Traits::kRowsY, to += Traits::kRowsY * target.ld) {
-        if (i < rows_left) *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<uint4 *>(&sY(i + first_row, n));
+        if (i < rows_left) *reinterpret_cast<uint4 *>(to) = row(i);
       }
     }
   }

@@ -240,6 +240,20 @@ CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits
   });
 }
 
+// Stores 64 filters of staged pixels, from pixel `first` on, by TMA; one thread calls it. The maps of spread outputs
+// are im2col's.
+template <class Element>
+CUTE_DEVICE void store_pixels(Sm90Params const &params, TileFilters const &filters, Element const *from, int first) {
+  CUtensorMap const *const map = &params.out[filters.output];
+  if (params.problem.spread == 1) {
+    SM90_TMA_STORE_2D::copy(map, from, filters.in_output, first);
+    return;
+  }
+  int const n = params.by_image.divide(first), in_image = first - n * params.by_image.divisor;
+  int const row = params.by_row.divide(in_image);
+  SM90_TMA_STORE_IM2COL_4D::copy(map, from, filters.in_output, in_image - row * params.by_row.divisor, row, n);
+}
+
 // Takes the next slot of the ring, 64 filters of a tile's shortcut, which follow its k-tiles; adds it to acc(kN) if
 // this warpgroup has these filters.
 template <class Traits>
@@ -270,7 +284,7 @@ CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params 
     int const first = place.first_pixel<Traits::kPixels>(tile, params) + first_row_x;
     Pair<Traits> pair(params, filters);
     auto const store = [&](int i, auto const *from) {
-      SM90_TMA_STORE_2D::copy(&params.out[filters.output], from, filters.in_output, first + i * Traits::kStoreRows);
+      store_pixels(params, filters, from, first + i * Traits::kStoreRows);
     };
     auto activation = params.problem.activation;
     typename Traits::Sum acc[1][kN / 2];
@@ -322,7 +336,7 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
         continue;
       }
       auto const store = [&](int i, auto const *from) {
-        SM90_TMA_STORE_2D::copy(&params.out[filters.output], from, filters.in_output, first + i * Traits::kStoreRows);
+        store_pixels(params, filters, from, first + i * Traits::kStoreRows);
       };
       store_tile<Traits, kRowTiles, kBesideLoop>(acc[m], Pair<Traits>(params, filters), params.problem.activation,
                                                  params, shared.y[consumer], consumer, store);

@@ -252,9 +252,9 @@ char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands
   if (p.pre_activated) k.pre_scale = next[0], k.pre_shift = next[1];
   for (int i = 0; i < p.outputs; ++i) {
     for (int pixel = 0; pixel < std::max(k.halo.beside, 1) && !direct; ++pixel) {
-      point(k.out[i + pixel], operands.outputs[i], std::int64_t(pixel) * p.ldy * size_of(p.output_type));
+      point(k.out[i + pixel], output_of(p, operands, i), std::int64_t(pixel) * p.ldy * size_of(p.output_type));
     }
-    k.outputs[i].y = operands.outputs[i];
+    k.outputs[i].y = output_of(p, operands, i);
   }
   char const *const why = refuses ? "the driver refused an address for TMA" : start(state.launch, &k, operands.stream);
   return why == nullptr ? nullptr : refused(op, plan.config, why);

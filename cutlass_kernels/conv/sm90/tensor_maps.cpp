@@ -75,10 +75,23 @@ CUresult encode_tiled(CUtensorMap *map, Type type, cuuint64_t const (&dims)[kRan
                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-// A map over images of dense pixels, (channel,w,h,n), or with the axes of an image swapped, as those of the box are.
+// A map over runs of the pixels of images, (channel,w,h,n), as far as they lie between two corners. Of each dimension
+// every step-th pixel is read; of the tensor's rows every row_step-th one is a row of the map.
+CUresult encode_im2col(CUtensorMap *map, Type type, cuuint64_t const (&dims)[4], cuuint64_t pixel,
+                       int const (&lower)[2], int const (&upper)[2], cuuint32_t channels, cuuint32_t pixels, int step_w,
+                       int step_h, int row_step = 1) {
+  cuuint64_t const row = pixel * dims[1] * row_step, strides[3] = {pixel, row, row * dims[2]};
+  cuuint32_t const steps[4] = {1, cuuint32_t(step_w), cuuint32_t(step_h), 1};
+  return Driver::get().im2col(map, map_type(type), 4, kNowhere, dims, strides, lower, upper, channels, pixels, steps,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(int(channels) * size_of(type)), kPromotion,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+// A map over images of dense pixels, (channel,w,h,n), or with the axes of an image swapped, as those of the box are; of
+// the tensor's rows every row_step-th one. The box holds every step-th pixel.
 CUresult encode_image(CUtensorMap *map, Type type, cuuint64_t const (&dims)[4], cuuint64_t pixel, bool swapped,
-                      cuuint32_t const (&box)[4], cuuint32_t step_w = 1, cuuint32_t step_h = 1) {
-  cuuint64_t const row = pixel * dims[1], image = row * dims[2];
+                      cuuint32_t const (&box)[4], int row_step = 1, cuuint32_t step_w = 1, cuuint32_t step_h = 1) {
+  cuuint64_t const row = pixel * dims[1] * row_step, image = row * dims[2];
   if (!swapped) return encode_tiled<4>(map, type, dims, {pixel, row, image}, box, step_w, step_h);
   return encode_tiled<4>(map, type, {dims[0], dims[2], dims[1], dims[3]}, {row, pixel, image}, box, step_h, step_w);
 }
@@ -111,12 +124,8 @@ CUresult encode_phase(Sm90Params &k, Sm90Tile const &tile, int i) {
   cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = size_of(p.type) * p.ldx[i];
   cuuint32_t const pixels = tile.pixels() / 4;
   if (p.upsample[i] == 2) return encode_tiled<2>(&k.x[i], p.type, {C, N * H * W / 4}, {pixel}, {kChannelBlock, pixels});
-  cuuint64_t const dims[4] = {C, W, H, N}, strides[3] = {pixel, pixel * W, pixel * W * H};
   int const lower[2] = {0, 0}, upper[2] = {-1, -1};
-  cuuint32_t const steps[4] = {1, 2, 2, 1};
-  return Driver::get().im2col(&k.x[i], map_type(p.type), 4, kNowhere, dims, strides, lower, upper, kChannelBlock,
-                              pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, kPromotion,
-                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return encode_im2col(&k.x[i], p.type, {C, W, H, N}, pixel, lower, upper, kChannelBlock, pixels, 2, 2);
 }
 
 CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
@@ -129,20 +138,15 @@ CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
     cuuint32_t const a = k.halo.pitch * (k.halo.swapped ? step_h : step_w),
                      b = k.halo.rows * (k.halo.swapped ? step_w : step_h);
     return encode_image(&k.x[i], p.type, {C, W, H, N}, pixel, k.halo.swapped,
-                        {cuuint32_t(halo_channels(tile)), a, b, 1}, step_w, step_h);
+                        {cuuint32_t(halo_channels(tile)), a, b, 1}, 1, step_w, step_h);
   }
   if (tile.enlarges) return encode_phase(k, tile, i);
   cuuint32_t const share = tile.pixels() / k.cluster_f;  // pixels that one block loads for its cluster
   cuuint32_t const channels = i < k.joined.from ? k_channels(tile) : joined_channels(tile);
   if (k.pointwise) return encode_tiled<2>(&k.x[i], p.type, {C, N * H * W}, {pixel}, {channels, share});
-  cuuint64_t const dims[4] = {C, W, H, N}, strides[3] = {pixel, pixel * W, pixel * W * H};
   int const lower[2] = {-p.pad_left, -p.pad_top};
   int const upper[2] = {p.pad_right - (p.S - 1) * p.dilation_w, p.pad_bottom - (p.R - 1) * p.dilation_h};
-  cuuint32_t const steps[4] = {1, cuuint32_t(p.stride_w), cuuint32_t(p.stride_h), 1};
-  int const row_bytes = int(channels) * size_of(p.type);
-  return Driver::get().im2col(&k.x[i], map_type(p.type), 4, kNowhere, dims, strides, lower, upper, channels, share,
-                              steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(row_bytes), kPromotion,
-                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return encode_im2col(&k.x[i], p.type, {C, W, H, N}, pixel, lower, upper, channels, share, p.stride_w, p.stride_h);
 }
 
 // The packed filters of 8-bit sources as (column of a block,filter,block), where a block has `block` columns and the
@@ -194,11 +198,17 @@ CUresult encode_output(Sm90Params &k, Sm90Tile const &tile, int i) {
   cuuint64_t const channels = padded_channels(p.output_type, output.last - output.first), P = p.P, Q = p.Q, N = p.N;
   cuuint64_t const pixel = size_of(p.output_type) * output.ld;
   cuuint32_t const rows = sm90_store_rows(tile.pixels_per_warpgroup());
-  if (!tile.halo) {
+  cuuint64_t const dims[4] = {channels, Q, P, N};
+  if (tile.halo) {
+    return encode_image(&k.out[i], p.output_type, dims, pixel, k.halo.swapped, {kStoreColumns, 8, rows / 8, 1},
+                        p.spread);
+  }
+  if (p.spread == 1) {
     return encode_tiled<2>(&k.out[i], p.output_type, {channels, N * P * Q}, {pixel}, {kStoreColumns, rows});
   }
-  return encode_image(&k.out[i], p.output_type, {channels, Q, P, N}, pixel, k.halo.swapped,
-                      {kStoreColumns, 8, rows / 8, 1});
+  // Runs of pixels, as im2col walks over them: from row to row it leaves out those of the other ranges.
+  int const corner[2] = {0, 0};
+  return encode_im2col(&k.out[i], p.output_type, dims, pixel, corner, corner, kStoreColumns, rows, 1, 1, p.spread);
 }
 
 // The first or second pixels of all pairs. An image that has no second one is not stored.

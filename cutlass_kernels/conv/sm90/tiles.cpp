@@ -183,6 +183,8 @@ char const *sm90_obstacle(Sm90Tile const &tile, Problem const &p) {
   if (p.reads != Reads::kSources) return "the image of a network, or single channels";
   if (scaled && p.layout != Layout::kChannelsLast) return "blocks of 32 channels";
   if (!has_strides_for_tma(p)) return "pixels of this stride";
+  bool const by_threads = tile.schedule == Sm90Schedule::kSmall || tile.pixel_rows;
+  if (p.spread > 1 && by_threads) return "spread outputs";
   if (is_upsampled(p) && !tile.halo && !tile.enlarges) return "enlarged sources";
   if (tile.enlarges && !is_upsampled(p)) return "sources of full size";
   if (scaled && tile.schedule != Sm90Schedule::kSmall && !one_sum_fits(p)) return "sums beyond 32 bits";
