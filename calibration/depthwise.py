@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from calibration import fit, rows
+from cutefuse.operators.conv_math import Geometry
 from cutefuse.select import times
 
 NOW = {
@@ -45,12 +46,15 @@ def report() -> Iterator[str]:
 
 
 def _of_cudnn() -> Iterator[str]:
-    """How far `times.Device.depthwise_us` is from cuDNN's kernels, the median of three runs each."""
+    """How far `times.Device.depthwise_us` is from cuDNN's kernels: the median of three runs each, those of deeplabv3p
+    inside of the network."""
     device, layers = times.device_of(rows.SM, times.FITTED_GPU), _layers()
-    kept = [row for row in rows.read("depthwise_cudnn_h200.csv") if "dilations" not in layers[row["shape"]]]
-    predicted = [device.depthwise_us(*_result(layers[row["shape"]])) for row in kept]
-    off = fit.errors(np.array(predicted), np.array([float(row["time_us"]) for row in kept]))
-    yield f"cuDNN's depthwise kernels, {len(kept)} layers: {fit.told(off)}"
+    recorded = rows.read("depthwise_cudnn_h200.csv")
+    for dilated in (False, True):
+        kept = [row for row in recorded if ("dilations" in layers[row["shape"]]) == dilated]
+        predicted = [device.depthwise_us(*_result(layers[row["shape"]])) for row in kept]
+        off = fit.errors(np.array(predicted), np.array([float(row["time_us"]) for row in kept]))
+        yield f"cuDNN's depthwise kernels, {len(kept)} {'dilated ' if dilated else ''}layers: {fit.told(off)}"
 
 
 def times_us(cuts: Mapping[str, np.ndarray], constants: Mapping[str, float]) -> np.ndarray:
@@ -60,7 +64,7 @@ def times_us(cuts: Mapping[str, np.ndarray], constants: Mapping[str, float]) -> 
     resident = np.clip((228 << 10) // (cuts["bytes"] + 3072), 1, RESIDENT)
     waves = np.ceil(cuts["blocks"] / (SM_COUNT * resident))
     on_sm = np.maximum(np.minimum(resident, cuts["blocks"]), np.ceil(cuts["blocks"] / SM_COUNT))
-    kilobytes, rounds, warps = cuts["bytes"] * 1e-3, np.ceil(cuts["items"] / THREADS), np.ceil(cuts["items"] / 32)
+    kilobytes, rounds, warps = cuts["copied"] * 1e-3, np.ceil(cuts["items"] / THREADS), np.ceil(cuts["items"] / 32)
     alone = c["kBlockUs"] + kilobytes * c["kCopyNsOfByte"] + rounds * instructions * c["kAloneNs"] * 1e-3
     copy = kilobytes / c["kBytesOfUs"] / np.where(cuts["channels"] < 32, c["kHalfLines"], 1.0)
     turn = warps * instructions * c["kSharedNs"] * 1e-3 + copy + c["kTurnUs"]
@@ -81,21 +85,25 @@ def _layers() -> dict[str, dict[str, Any]]:
     return {shape["name"]: shape for shape in shapes}
 
 
-def _result(layer: Mapping[str, Any]) -> tuple[int, int]:
-    """Bytes of a square layer's result, and taps of its filter."""
-    P = (layer["H"] + 2 * layer["pads"][0] - layer["R"]) // layer["stride"][0] + 1
-    return layer["N"] * P * P * layer["K"] * 2, layer["R"] * layer["S"]
+def _result(layer: Mapping[str, Any]) -> tuple[int, int, float]:
+    """Bytes of a layer's result, taps of its filter, and of a dilated one those inside of the image."""
+    kernel, size = (layer["R"], layer["S"]), (layer["H"], layer["W"])
+    geometry = Geometry(kernel, tuple(layer["stride"]), tuple(layer["pads"]), tuple(layer.get("dilations", (1, 1))))
+    P, Q = (geometry.output_size(axis, extent) for axis, extent in enumerate(size))
+    return layer["N"] * P * Q * layer["K"] * 2, layer["R"] * layer["S"], geometry.dilated_taps(size)
 
 
 def _cut(layer: Mapping[str, Any], shift: int, height: int, width: int) -> dict[str, float]:
-    """A square layer, cut: the blocks, and the bytes, items of threads and instructions of each."""
+    """A square layer, cut: the blocks, and of each the bytes that it holds and copies, its items of threads and its
+    instructions."""
     N, H, K, R, stride, pad = (int(np.ravel(layer[k])[0]) for k in ("N", "H", "K", "R", "stride", "pads"))
     P = (H + 2 * pad - R) // stride + 1
     height, width = min(height, P), min(width, -(-P // COLUMNS) * COLUMNS)
-    span = ((width - 1) * stride + R) | 1
+    rows_under, span = (height - 1) * stride + R, ((width - 1) * stride + R) | 1
     pixels = (COLUMNS - 1) * stride + R
     return {
         "channels": 4 << shift, "blocks": N * -(-P // height) * -(-P // width) * -(-K // (4 << shift)),
-        "bytes": ((height - 1) * stride + R) * span * (8 << shift), "items": height * (width // COLUMNS) << shift,
+        "bytes": rows_under * span * (8 << shift), "copied": min(rows_under, H) * min(span, H) * (8 << shift),
+        "items": height * (width // COLUMNS) << shift,
         "unrolled": R * (R * (4 * COLUMNS + 5) + 5 * pixels + 15), "exponential": layer["activation"] == "silu",
     }  # fmt: skip

@@ -28,7 +28,7 @@ struct Facts {
   bool quantised_output = false;  // output of the sources' type, with a scale
   bool layer = false;             // LayerNorm, else RMSNorm
   bool pre_activated = false;     // each input channel is scaled and shifted, then ReLU, before the filter sees it
-  bool depthwise = false;         // filter k reads channel k of the one source and no other
+  bool depthwise = false;         // filter k reads channel k of the concatenation and no other
   bool image = false;  // the source is what a network is given: NCHW or channels-last, of the filter's type or float32
   std::int32_t spread = 1;  // the rows and columns of pixels over which the filters of one pixel are spread
 };

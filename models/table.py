@@ -36,8 +36,8 @@ the size it is deployed with. [Networks of published packages](#networks-of-publ
 
 - nodes: before and after; sites: candidates / fused nodes / merged with a neighbour on the same sources / refused
 - also fused: nodes that read one tensor instead of a Concat (single), enlarged sources (upsample), channel ranges
-  (ranges), a residual, a scale, shift and ReLU before the convolution (pre_activation), outputs over squares of pixels
-  (spread)
+  (ranges), a residual, a scale, shift and ReLU before the convolution (pre_activation), an average pool in the filter
+  (pools), outputs over squares of pixels (spread)
 - error: the largest difference of any output or site from the original, over the largest value of its channel; the
   worst of float32 and float16
 

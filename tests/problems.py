@@ -36,8 +36,8 @@ class Problem:
     `starts[i]` channels before it and `tail` after it, its residual in one with `residual_start` channels before it and
     `tail` after it. `residual` is "", "before" or "after" the activation. `dense`: pixels hold no padding (layout 1).
     `image`: the type of the source as a network is given it, "own" for the filter's, in NCHW, or behind "pixels of" in
-    dense pixels. `depthwise`: filter k reads channel k of the one source alone. `spread`: the K filters of a pixel make
-    the channels of so many rows and columns of pixels.
+    dense pixels; `common`: its filter is packed as that of any other source. `depthwise`: filter k reads channel k of
+    the sources alone. `spread`: the K filters of a pixel make the channels of so many rows and columns of pixels.
     """
 
     N: int
@@ -62,6 +62,7 @@ class Problem:
     residual_start: int = 0
     image: str = ""
     depthwise: bool = False
+    common: bool = False
     spread: int = 1
 
     @property
@@ -100,7 +101,13 @@ class Problem:
     @property
     def columns(self) -> list[int]:
         """Of the packed filter, for each source."""
-        return list(self.C) if self.depthwise else [(c + 63) // 64 * 64 * self.R * self.S for c in self.C]
+        taps = self.R * self.S
+        return list(self.C) if self.depthwise else [-(-c // self.block) * self.block * taps for c in self.C]
+
+    @property
+    def block(self) -> int:
+        """Channels of a block of the packed filter."""
+        return -(-self.C[0] // 4) * 4 if self.image and not self.common else 64
 
     @property
     def flops(self) -> int:
@@ -152,7 +159,7 @@ def affordable(problem: Problem) -> Problem:
     reach_h, reach_w = p.dilations[0] * (p.R - 1) + 1, p.dilations[1] * (p.S - 1) + 1
     blocks = 1 if p.R * p.S > 1 else 2  # of 64 channels: more k-tiles than a ring has stages, with the taps
     channels = tuple(min(c, 64 * blocks + c % 64) for c in p.C)
-    filters = channels[0] if p.depthwise else p.K if p.outputs else min(p.K, 256 + p.K % 64)
+    filters = sum(channels) if p.depthwise else p.K if p.outputs else min(p.K, 256 + p.K % 64)
     return replace(
         p, N=min(p.N, 2), H=min(p.H, max(18, reach_h)), W=min(p.W, max(17, reach_w)), C=channels, K=filters,
     )  # fmt: skip
@@ -196,9 +203,9 @@ def random_problems(count: int, seed: int, channel_step: int = 1) -> list[Proble
     return found
 
 
-def pack_filter(w: Any, channels: Sequence[int], depthwise: bool = False) -> Any:
-    """[K, C, R, S] -> [K, columns] in the packed layout [K][source][ceil(C/64)][R][S][64], on the filter's device;
-    depthwise [K, 1, R, S] -> [R * S, K]."""
+def pack_filter(w: Any, channels: Sequence[int], depthwise: bool = False, block: int = 64) -> Any:
+    """[K, C, R, S] -> [K, columns] in the packed layout [K][source][ceil(C/block)][R][S][block], on the filter's
+    device; depthwise [K, 1, R, S] -> [R * S, K]."""
     import torch.nn.functional as F
     from torch import cat
 
@@ -206,8 +213,8 @@ def pack_filter(w: Any, channels: Sequence[int], depthwise: bool = False) -> Any
         return w.flatten(1).t().contiguous()
     parts, start = [], 0
     for c in channels:
-        source = F.pad(w[:, start : start + c], (0, 0, 0, 0, 0, -c % 64))
-        parts.append(source.view(w.shape[0], -1, 64, *w.shape[2:]).permute(0, 1, 3, 4, 2).reshape(w.shape[0], -1))
+        source = F.pad(w[:, start : start + c], (0, 0, 0, 0, 0, -c % block))
+        parts.append(source.view(w.shape[0], -1, block, *w.shape[2:]).permute(0, 1, 3, 4, 2).reshape(w.shape[0], -1))
         start += c
     return cat(parts, 1).contiguous()
 
@@ -283,7 +290,7 @@ def instantiate(problem: Problem, dtype: str, seed: int = 0) -> Instance:
         image = x[0] if own else x[0].float() + normal(*x[0].shape) * x[0].float().abs() * UNIT[dtype] / 8
         laid = gpu.to_channel_range(image, given, 0, 0, True) if in_pixels else gpu.to_linear(image, given)
         x, operands = [image.to(kind)], [laid]
-    operands += [gpu.to_linear(pack_filter(w, p.C, p.depthwise), dtype), gpu.to_linear(b, "float32")]
+    operands += [gpu.to_linear(pack_filter(w, p.C, p.depthwise, p.block), dtype), gpu.to_linear(b, "float32")]
     vectors = (normal(sum(p.C)).to(kind), normal(sum(p.C)).to(kind)) if p.pre_activated else None
     operands += [gpu.to_linear(v, dtype) for v in vectors or ()]
     z = normal(*p.output).to(kind) if p.residual else None

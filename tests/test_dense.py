@@ -24,7 +24,7 @@ def call_of(variant: dict[str, Any], dtype: str, rng: random.Random, layout: int
     view, quantised, spread = variant["view"], variant["quantised"], variant["spread"]
     channels = [rng.randint(1, 8) if variant["image"] else rng.choice(CHANNELS) for _ in range(variant["sources"])]
     depthwise = variant["depthwise"]
-    outputs = channels if depthwise else [rng.choice(CHANNELS) for _ in range(variant["outputs"])]
+    outputs = [sum(channels)] if depthwise else [rng.choice(CHANNELS) for _ in range(variant["outputs"])]
     if spread > 1 or (layout == 0 and len(outputs) > 1):
         outputs = [8 * k for k in outputs]
     step = 1 if layout == 1 else 8

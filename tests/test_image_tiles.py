@@ -120,6 +120,38 @@ class TestPlanes:
         said = kernels.reject(replace(image, inputs=[source, *image.inputs[1:]], _keep=[]))
         assert said is None if reason is None else reason in (said or "")
 
+    @pytest.mark.parametrize(("channels", "columns"), [(1, 36), (3, 36), (4, 36), (5, 72), (8, 72), (3, 576), (8, 576)])
+    def test_filters_are_packed_compactly_or_as_those_of_other_sources(self, channels: int, columns: int) -> None:
+        library_or_skip()
+        call = packed(of_image(channels), columns)
+        assert kernels.reject(call) is None and {*TILES} == {*kernels.configs(call)}
+
+    @pytest.mark.parametrize(
+        ("channels", "columns", "stored", "reason"),
+        [
+            (3, 72, 72, r"packed_sizes\[0\] is 72, 3 channels of a 3x3 filter take 36 columns; repack it"),
+            (5, 36, 36, r"packed_sizes\[0\] is 36, 5 channels of a 3x3 filter take 72 columns; repack it"),
+            (3, 27, 27, r"packed_sizes\[0\] is 27, .* take 36 columns"),
+            (3, 32, 32, r"packed_sizes\[0\] is 32, .* take 36 columns"),
+            (3, 1152, 1152, r"packed_sizes\[0\] is 1152, .* take 36 columns"),
+            (3, 36, 576, "the packed filter is 32x576, 36 columns and 1 to 1048576 rows are needed; repack it"),
+            (3, 576, 36, "the packed filter is 32x36, 576 columns and 1 to 1048576 rows are needed; repack it"),
+        ],
+    )
+    def test_all_other_packings_are_refused(self, channels: int, columns: int, stored: int, reason: str) -> None:
+        library_or_skip()
+        assert re.search(reason, kernels.reject(packed(of_image(channels), columns, stored)) or "")
+
+    @pytest.mark.parametrize("channels", [3, 8])
+    def test_other_sources_have_no_compact_packing(self, channels: int) -> None:
+        library_or_skip()
+        call = conv_call.make_call(
+            Form(1, "Silu"), [Source((1, channels, 64, 64), channels)], [32], conv_math.Geometry((3, 3)), "float16", {}
+        )
+        assert kernels.reject(call) is None
+        compact = packed(call, 36 if channels < 5 else 72)
+        assert re.search(r"packed_sizes\[0\] is .* take 576 columns", kernels.reject(compact) or "")
+
     def test_no_pixel_tile_is_offered_them(self) -> None:
         library_or_skip()
         with pytest.raises(CutefuseError, match="the image of a network"):
@@ -134,6 +166,13 @@ def of_image(
     sources = [Source((1, channels, 64, 64), channels)]
     form = Form(1, "Silu", image=True)
     return conv_call.make_call(form, sources, [filters], geometry, dtype, {}, layout, image_dtype=given)
+
+
+def packed(call: kernels.Call, columns: int, stored: int = 0) -> kernels.Call:
+    """The call with packed_sizes of `columns` over a matrix of as many, or of `stored`."""
+    source, w, *others = call.inputs
+    w = replace(w, dims=(w.dims[0], stored or columns))
+    return replace(call, attrs={**call.attrs, "packed_sizes": [columns]}, inputs=[source, w, *others], _keep=[])
 
 
 CORNERS = [
@@ -176,6 +215,7 @@ FOURS = [
 PLANES = [replace(p, image="own") for p in (*FOURS, *CORNERS) if not p.starts and p.C[0] <= 8]
 PLANES += [replace(p, image="float32", dense=not p.dense) for p in PLANES]
 PIXELS = [replace(p, image=f"pixels of {p.image}") for p in PLANES]
+COMMON = [replace(p, common=True) for p in PLANES[::5]]  # whose filters are packed as those of other sources
 
 
 @pytest.mark.gpu
@@ -188,7 +228,7 @@ class TestOnAGpu:
         gpu_checks.assert_every_tile_is_right(instance, TILES)
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-    @pytest.mark.parametrize("problem", [*PLANES, *PIXELS], ids=str)
+    @pytest.mark.parametrize("problem", [*PLANES, *PIXELS, *COMMON], ids=str)
     def test_images_as_networks_are_given_them_match_float64(self, problem: Problem, dtype: str) -> None:
         small = problem if problem.H < 10 else problems.affordable(problem)  # FOURS keep their widths
         instance = problems.instantiate(small, dtype)

@@ -31,7 +31,7 @@ SITES = {
     "deeplabv3p": {5: 1},
     "hrnet_ocr": {2: 1, 4: 2},
     "googlenet": {4: 6},
-    "inception_v3": {3: 2, 4: 8, 6: 1},
+    "inception_v3": {3: 4, 4: 13, 6: 2},
     "squeezenet1_1": {2: 6},
     "densenet121": {2: 6, 3: 10, 4: 10, 5: 9, 6: 9, 7: 9, 8: 4},  # pre-activated, older layers joined in groups of 7
     "vovnet39": {6: 6},
@@ -44,7 +44,7 @@ SITES = {
 # Fused nodes of one source, beside them: an activation, a residual, a range or an enlargement is what they have.
 SINGLE = {
     "yolov8n": 41, "yolov8s": 41, "yolov8m": 61, "yolo11s": 54, "unet": 14, "unet_pp": 20, "smp_unet": 39,
-    "smp_unet_pp": 45, "deeplabv3p": 41, "hrnet_ocr": 265, "googlenet": 33, "inception_v3": 64, "squeezenet1_1": 20,
+    "smp_unet_pp": 45, "deeplabv3p": 41, "hrnet_ocr": 265, "googlenet": 33, "inception_v3": 56, "squeezenet1_1": 20,
     "densenet121": 5, "vovnet39": 33, "dla34": 27, "bevfusion_neck": 2, "bevfusion_decoder": 14, "centerpoint": 27,
     "raft_update": 5,
 }  # fmt: skip

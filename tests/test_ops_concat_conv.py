@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -55,15 +56,31 @@ def test_packed_columns_stand_where_the_kernel_reads_them() -> None:
         assert matrix[k, column] == w[k, c, r, s]
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 5), st.integers(1, 8), st.integers(1, 8))
+def test_an_images_compact_packing_has_a_row_of_whole_fours_for_each_tap(c: int, K: int, R: int, S: int) -> None:
+    w = np.arange(1, K * c * R * S + 1, dtype=np.float64).reshape(K, c, R, S)
+    matrix, width = pack(w, [c], Form(1, image=True)), (c + 3) // 4 * 4
+    assert matrix.shape == (K, R * S * width) and packed_sizes([c], (R, S), Form(1, image=True)) == [R * S * width]
+    assert np.array_equal(unpacked(matrix, [c], (R, S)), w) and np.array_equal(unpacked(pack(w, [c]), [c], (R, S)), w)
+    assert np.count_nonzero(matrix) == w.size
+    k, r, s = K // 2, R - 1, S // 2
+    assert np.array_equal(matrix[k, (r * S + s) * width :][:c], w[k, :, r, s])
+
+
 def model_of(
-    case: Case, opset: int, dtype: str = "float32", shared: bool = False, layout: int = HWC8
+    case: Case, opset: int, dtype: str = "float32", shared: bool = False, layout: int = HWC8, common: bool = False
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray], list, list]:
     """One fused node with its body, its inputs, the float64 truths and their scales.
 
-    A `shared` body serves another call as well, which differs in everything that it may differ in.
+    A `shared` body serves another call as well, which differs in everything that it may differ in. `common`: the filter
+    of an image is packed as that of any other source.
     """
     call = in_layout(OPERATOR.call(case, dtype), layout)
     values = OPERATOR.operands(call, np.random.default_rng(1))
+    if common:
+        call = in_common_packing(call)
+        values[1] = pack(unpacked(values[1], case.sizes["C"], call.attrs["kernel_shape"]), case.sizes["C"])
     values = [v.astype(np.float32).astype(t.dtype) for v, t in zip(values, call.inputs, strict=True)]
     bias = form_of(case.op_type).sources + 1
     names, results = [f"x{i}" for i in range(len(values))], [f"y{i}" for i in range(len(call.outputs))]
@@ -87,8 +104,18 @@ def model_of(
     return model, feeds, [as_given(v, layout) for v in truths], [as_given(v, layout) for v in scales]
 
 
-def check(case: Case, opset: int, dtype: str, shared: bool, folder: Path, layout: int = HWC8) -> None:
-    model, feeds, truths, scales = model_of(case, opset, dtype, shared, layout)
+def in_common_packing(call: kernels.Call) -> kernels.Call:
+    """An image's call whose filter is packed as that of any other source."""
+    image, w, bias = call.inputs
+    sizes = packed_sizes(call.attrs["channels"], call.attrs["kernel_shape"])
+    inputs = [image, replace(w, dims=(w.dims[0], *sizes)), bias]
+    return replace(call, attrs={**call.attrs, "packed_sizes": sizes}, inputs=inputs, _keep=[])
+
+
+def check(
+    case: Case, opset: int, dtype: str, shared: bool, folder: Path, layout: int = HWC8, common: bool = False
+) -> None:
+    model, feeds, truths, scales = model_of(case, opset, dtype, shared, layout, common)
     unit = {"float32": 2e-6, "float16": 2e-3}[dtype]
     for y, truth, scale in zip(Runner(model, folder)(feeds), truths, scales, strict=True):
         assert y.shape == truth.shape and y.dtype == dtype
@@ -179,7 +206,9 @@ def test_bodies_in_bfloat16_compute_in_float32(name: str, layout: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("opset", [9, 10, 11, 12, 13, 15, 18, 21, 24])
-@pytest.mark.parametrize("name", ["mobilenet", "dilated_depthwise", "CuteDepthwiseConcatConv1Clip"])
+@pytest.mark.parametrize(
+    "name", ["mobilenet", "dilated_depthwise", "depthwise_of_several", "CuteDepthwiseConcatConv1Clip"]
+)
 def test_the_body_of_a_depthwise_node_reads_its_group(name: str, opset: int, tmp_path: Path) -> None:
     case = next(c for c in OPERATOR.cases() if c.name == name)
     for layout in (HWC8, NHWC):
@@ -187,7 +216,48 @@ def test_the_body_of_a_depthwise_node_reads_its_group(name: str, opset: int, tmp
             check(case, opset, "float16", shared, tmp_path, layout)
     body, node = body_for([OPERATOR.call(case, "float16")], opset), node_attributes(OPERATOR.call(case, "float16"))
     (conv,) = (n for n in body.node if n.op_type == "Conv")
-    assert [a.i for a in conv.attribute if a.name == "group"] == [node["group"]] == case.sizes["C"]
+    assert [a.i for a in conv.attribute if a.name == "group"] == [node["group"]] == [np.sum(case.sizes["C"])]
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        Geometry((3, 3), (1, 1), (12, 12, 12, 12), (12, 12)),
+        Geometry((2, 5), (2, 1), (0, 3, 4, 1), (1, 3)),
+        Geometry((7, 1), (1, 3), (9, 0, 0, 0), (4, 9)),
+    ],
+)
+def test_taps_inside_of_an_image_are_counted(geometry: Geometry) -> None:
+    size = (25, 14)
+    found, outputs = 0, [geometry.output_size(axis, size[axis]) for axis in range(2)]
+    for at in np.ndindex(*outputs, *geometry.kernel_shape):
+        places = [at[i] * geometry.strides[i] - geometry.pads[i] + at[2 + i] * geometry.dilations[i] for i in range(2)]
+        found += all(0 <= place < extent for place, extent in zip(places, size, strict=True))
+    assert geometry.dilated_taps(size) == pytest.approx(found / math.prod(outputs))
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (1, 5), (1, 1)])
+def test_no_taps_are_counted_without_a_dilation(kernel: tuple[int, int]) -> None:
+    """A single tap has no neighbour to keep a distance from."""
+    assert Geometry(kernel, dilations=(1 if kernel[0] > 1 else 9, 1)).dilated_taps((25, 14)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [9, 10, 11, 12, 13, 15, 18, 21, 24])
+@pytest.mark.parametrize("common", [False, True])
+@pytest.mark.parametrize("name", ["image", "float32_image", "image_of_one_tap", "CuteImageConcatConv1Clip"])
+def test_the_body_of_an_image_unpacks_either_packing(name: str, common: bool, opset: int, tmp_path: Path) -> None:
+    case = next(c for c in OPERATOR.cases() if c.name == name)
+    for layout in (HWC8, NHWC):
+        for shared in (False, True):
+            check(case, opset, "float16", shared, tmp_path, layout, common)
+
+
+@pytest.mark.parametrize("opset", [9, 13, 17])
+def test_one_body_serves_images_of_both_packings(opset: int) -> None:
+    call = OPERATOR.call(next(c for c in OPERATOR.cases() if c.name == "image"), "float16")
+    bodies = [body_for(calls, opset) for calls in ([call], [call, in_common_packing(call)])]
+    assert [[n.op_type for n in b.node] for b in bodies[:1]] == [[n.op_type for n in b.node] for b in bodies[1:]]
 
 
 @pytest.mark.slow
@@ -223,7 +293,7 @@ def test_a_depthwise_filter_is_packed_tap_by_tap_and_costs_its_own_channel() -> 
 
 def test_every_op_type_has_its_form_and_back() -> None:
     forms = {form_of(c.op_type) for c in OPERATOR.cases()}
-    assert len(forms) == 1154 and {f.op_type for f in forms} == {c.op_type for c in OPERATOR.cases()}
+    assert len(forms) == 1217 and {f.op_type for f in forms} == {c.op_type for c in OPERATOR.cases()}
     assert form_of("CuteViewConcatConv3AddSilu") == Form(3, "Silu", True, 1, "before")
     assert form_of("CuteConcatConv8x4") == Form(8, "", False, 4, "")
 

@@ -21,7 +21,8 @@ from cutefuse.rewrite.unpatch import unpatch
 
 INPUTS = {"i": "n,24,9,11"}
 CONV = "x = Conv<group=24,pads=[1,1,1,1]>(i, w, k) "
-VALUES = {"w": (24, 1, 3, 3), "k": (24,), "w2": (24, 1, 5, 5), "m": (24, 1, 1), "u": (16, 24, 1, 1), "v": (16, 1, 3, 3),
+VALUES = {"w": (24, 1, 3, 3), "k": (24,), "w2": (24, 1, 5, 5), "w3": (23, 1, 3, 3),
+          "m": (24, 1, 1), "u": (16, 24, 1, 1), "v": (16, 1, 3, 3),
           "twice": (48, 1, 3, 3), "four": (24, 6, 3, 3),
           "tall": (24, 1, 17, 1), "point": (24, 1, 1, 1), "full": (24, 24, 1, 1)}  # fmt: skip
 
@@ -114,8 +115,14 @@ KEPT = {
                            ["CuteDepthwiseConcatConv1Relu"], "Resize"),
     "a range of channels": ("p, q = Split<axis=1>(j) x = Conv<group=24>(p, w) z = Relu(x) t = Neg(q) y = Add(z, z)",
                             ["CuteDepthwiseConcatConv1Relu"], "Split"),
-    "the Concat before it": ("c = Concat<axis=1>(g, h) x = Conv<group=24>(c, w) y = Relu(x)",
-                             ["CuteDepthwiseConcatConv1Relu"], "Concat"),
+    "a Concat whose vectors are no source's": ("c = Concat<axis=1>(o, r) x = Conv<group=24>(c, w) y = Relu(x)",
+                                               ["CuteDepthwiseConcatConv1Relu"], "Concat"),
+    "an inner Concat": ("a = Concat<axis=1>(g, g) c = Concat<axis=1>(a, g) x = Conv<group=24>(c, w) y = Relu(x)",
+                        ["CuteDepthwiseConcatConv2Relu"], "Concat"),
+    "a Concat of rows": ("c = Concat<axis=2>(i, i) x = Conv<group=24>(c, w) y = Relu(x)",
+                         ["CuteDepthwiseConcatConv1Relu"], "Concat"),
+    "a Concat that others read": ("c = Concat<axis=1>(g, h) x = Conv<group=24,pads=[1,1,1,1]>(c, w) z = Relu(x)"
+                                  "y = Add(z, c)", ["CuteDepthwiseConcatConv2Relu"], "Concat"),
     "an activation that the kernels lack": (CONV + "y = Elu(x)", [], "Elu"),
     "what others read too": (CONV + "z = Relu(x) t = Neg(x) y = Add(z, t)", [], "Relu"),
 }  # fmt: skip
@@ -124,7 +131,8 @@ KEPT = {
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_no_part_of_it_is_kept(name: str, tmp_path: Path) -> None:
     body, types, kept = KEPT[name]
-    inputs = {"i": "n,24,9,11", "j": "n,48,9,11", "g": "n,8,9,11", "h": "n,16,9,11"}
+    inputs = {"i": "n,24,9,11", "j": "n,48,9,11", "g": "n,8,9,11", "h": "n,16,9,11", "o": "n,4,9,11",
+              "r": "n,20,9,11"}  # fmt: skip
     used = {n: s for n, s in inputs.items() if re.search(rf"[(, ]{n}[,)]", body)}
     model = made(body, inputs=used) if "scales" not in body else resized(body, used)
     result, patched = run_patch(model, tmp_path)
@@ -176,13 +184,53 @@ def test_a_float32_model_is_told_to_convert(tmp_path: Path) -> None:
     assert result.report["summary"]["refused_by"] == {"types": 1}
 
 
-def test_one_with_a_bias_behind_a_concat_is_read_as_it_is_for_pytorch_alone(tmp_path: Path) -> None:
-    sources = {"g": "n,8,9,11", "h": "n,16,9,11"}
+def test_a_concat_of_odd_sources_is_read_as_it_is_for_pytorch_alone(tmp_path: Path) -> None:
+    sources = {"g": "n,6,9,11", "h": "n,18,9,11"}
     model = made("c = Concat<axis=1>(g, h) y = Conv<group=24>(c, w, k)", inputs=sources)
     result, patched = run_patch(model, tmp_path)
-    assert patched is None and result.report["summary"]["refused_by"] == {"groups": 1}
+    assert patched is None and "a depthwise source of 6 channels" in site_of(result)["reason"]
     result, patched = run_patch(model, tmp_path, engine="torch")
     assert fused_types(patched) == ["CuteDepthwiseConcatConv1"] and result.report["verify"]["passed"]
+    assert any("'c' is read as it is" in note for note in site_of(result)["notes"])
+
+
+JOINED = {
+    "linear": ("c = Concat<axis=1>(g, h) y = Conv<group=24,pads=[1,1,1,1]>(c, w)", "2"),
+    "with a bias and an activation": ("c = Concat<axis=1>(g, h) x = Conv<group=24>(c, w, k) y = HardSwish(x)",
+                                      "2HardSwish"),
+    "dilated": ("c = Concat<axis=1>(g, h) x = Conv<group=24,dilations=[2,3],pads=[2,3,2,3]>(c, w) y = Relu(x)",
+                "2Relu"),
+    "normalised": ("c = Concat<axis=1>(g, e, f) x = Conv<group=24,strides=[2,2]>(c, w, k)"
+                   "z = BatchNormalization(x, gamma, beta, mean, var) y = Sigmoid(z)", "3Sigmoid"),
+    "one tensor twice": ("c = Concat<axis=1>(g, g, g) x = Conv<group=24,pads=[1,1,1,1]>(c, w) y = Tanh(x)", "3Tanh"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["hwc8", "nhwc"])
+@pytest.mark.parametrize("name", JOINED)
+def test_the_sources_of_a_concat_are_read_where_they_are(name: str, layout: str, tmp_path: Path) -> None:
+    body, form = JOINED[name]
+    inputs = {"g": "n,8,9,11", "h": "n,16,9,11", "e": "n,8,9,11", "f": "n,8,9,11"}
+    used = {n: s for n, s in inputs.items() if re.search(rf"[(, ]{n}[,)]", body)}
+    result, patched = run_patch(made(body, inputs=used), tmp_path, layout=layout)
+    assert result.report["verify"]["passed"] and patched is not None
+    (node,) = [n for n in patched.graph.node if n.domain == DOMAIN]
+    assert node.op_type == f"CuteDepthwiseConcatConv{form}"
+    assert attribute(node, "group") == sum(attribute(node, "channels"))
+    assert {n.op_type for n in patched.graph.node} - {node.op_type} <= {"Transpose"}
+    unpatch(tmp_path / "model.cutefuse.onnx", tmp_path / "u.onnx")
+    plain = onnx.load(str(tmp_path / "u.onnx"))
+    assert verify(tmp_path / "model.onnx", plain, tmp_path, OPERATOR.tolerance("float16"), {})["passed"]
+
+
+@pytest.mark.parametrize("layout", ["hwc8", "nhwc"])
+def test_the_last_source_may_end_within_a_vector_of_padded_pixels(layout: str, tmp_path: Path) -> None:
+    body = "c = Concat<axis=1>(h, q) x = Conv<group=23>(c, w3) y = Relu(x)"
+    result, patched = run_patch(made(body, inputs={"h": "n,16,9,11", "q": "n,7,9,11"}), tmp_path, layout=layout)
+    if layout == "nhwc":
+        assert patched is None and "whole vectors" in site_of(result)["reason"]
+    else:
+        assert fused_types(patched) == ["CuteDepthwiseConcatConv2Relu"] and result.report["verify"]["passed"]
 
 
 def test_one_with_a_batch_normalization_is_fused_for_pytorch(tmp_path: Path) -> None:
@@ -192,9 +240,13 @@ def test_one_with_a_batch_normalization_is_fused_for_pytorch(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("engine", ["tensorrt", "torch"])
-def test_one_with_nothing_to_add_is_left_to_the_engine(engine: str, tmp_path: Path) -> None:
-    patched = run_patch(made("y = Conv<group=24,pads=[1,1,1,1]>(i, w)"), tmp_path, engine=engine)[1]
-    assert patched is None
+def test_one_with_nothing_to_add_is_a_site_for_pytorch_alone(engine: str, tmp_path: Path) -> None:
+    result, patched = run_patch(made("y = Conv<group=24,pads=[1,1,1,1]>(i, w)"), tmp_path, engine=engine)
+    if engine == "tensorrt":
+        assert patched is None and result.report["sites"] == []
+    else:
+        assert fused_types(patched) == ["CuteDepthwiseConcatConv1"] and "alone" in site_of(result)["takes"]
+        assert result.report["verify"]["passed"]
 
 
 def test_without_depthwise_it_stays(tmp_path: Path) -> None:
@@ -264,6 +316,17 @@ def test_pytorch_gains_by_it_with_and_without_an_activation(tmp_path: Path) -> N
         (tmp_path / name).mkdir()
         (site,) = priced(tmp_path / name, body, engine="torch")
         assert site["status"] == "fused" and site["gain_us"] > 1 and ("alone" in site["takes"]) == (name == "alone")
+
+
+def test_a_dilated_one_gains_most_by_it(tmp_path: Path) -> None:
+    """cuDNN has a slow kernel for these."""
+    gains = {}
+    for dilation in (1, 12):
+        (tmp_path / str(dilation)).mkdir()
+        body = f"x = Conv<group=64,pads={[dilation] * 4},dilations={[dilation] * 2}>(i, w) y = Conv(x, u)"
+        (site,) = priced(tmp_path / str(dilation), body, engine="torch", sm=90)
+        gains[dilation] = site["gain_us"]
+    assert gains[12] > 15 + gains[1]
 
 
 @pytest.mark.parametrize("activation", ["s = Sigmoid(x) t = Mul(x, s)", "t = Relu(x)", "t = HardSwish(x)"])

@@ -19,6 +19,7 @@ from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.read import attribute
 from cutefuse.graph.verify import verify
 from cutefuse.operators.concat_conv import OPERATOR
+from cutefuse.operators.conv_math import pack, unpacked
 from cutefuse.rewrite.unpatch import unpatch
 from cutefuse.select.compiled import Kernel, Record
 
@@ -54,6 +55,8 @@ def test_a_stem_reads_the_image_as_it_is_given(body: str, given: str, opset: int
     (node,) = [n for n in patched.graph.node if n.domain == DOMAIN]
     assert node.op_type == "CuteImageConcatConv1Relu" and node.input[0] == "i"
     assert [n.op_type for n in patched.graph.node] == [node.op_type, *(["Transpose"] if layout == "nhwc" else [])]
+    (packed,) = (t for t in patched.graph.initializer if t.name == node.input[1])
+    assert [*packed.dims] == [12, 3 * 3 * 4] and attribute(node, "packed_sizes") == [36]
     (site,) = [s for s in result.report["sites"] if s["status"] == "fused"]
     assert "image" in site["takes"] and site["dtype"] == "float16"
     assert site["shapes"]["inputs"][0] == [-1, 3, 17, 15]
@@ -62,6 +65,46 @@ def test_a_stem_reads_the_image_as_it_is_given(body: str, given: str, opset: int
     assert "Transpose" not in [n.op_type for n in plain.graph.node]
     tolerance = OPERATOR.tolerance("float16")
     assert verify(tmp_path / "model.onnx", plain, tmp_path, tolerance, {})["passed"]
+
+
+def as_packed_before(patched: onnx.ModelProto) -> None:
+    """Pack the filters of images as those of other sources, as models of older releases have them."""
+    for node in (n for n in patched.graph.node if "Image" in n.op_type):
+        (packed,) = (t for t in patched.graph.initializer if t.name == node.input[1])
+        channels, kernel = attribute(node, "channels"), attribute(node, "kernel_shape")
+        matrix = pack(unpacked(numpy_helper.to_array(packed), channels, kernel), channels)
+        packed.CopyFrom(numpy_helper.from_array(matrix, packed.name))
+        (sizes,) = (a for a in node.attribute if a.name == "packed_sizes")
+        sizes.ints[:] = [matrix.shape[1]]
+
+
+def test_a_model_with_the_packing_of_older_releases_runs_and_is_turned_back(tmp_path: Path) -> None:
+    model = made(STEM)
+    _, patched = run_patch(model, tmp_path)
+    assert patched is not None
+    as_packed_before(patched)
+    assert attribute(patched.graph.node[0], "packed_sizes") == [576]
+    tolerance = OPERATOR.tolerance("float16")
+    assert verify(tmp_path / "model.onnx", patched, tmp_path, tolerance, {})["passed"]
+    onnx.save(patched, str(tmp_path / "old.onnx"))
+    unpatch(tmp_path / "old.onnx", tmp_path / "u.onnx")
+    plain = onnx.load(str(tmp_path / "u.onnx"))
+    assert verify(tmp_path / "model.onnx", plain, tmp_path, tolerance, {})["passed"]
+
+
+def test_what_is_fused_beside_a_node_of_an_older_release_shares_its_body(tmp_path: Path) -> None:
+    body = "x = Conv<strides=[2,2]>(i, w, k) y = Relu(x) v = Conv(j, w, k) z = Relu(v)"
+    model = made(body, inputs=INPUTS | {"j": "n,3,17,15"}, outputs=("y", "z"))
+    plain = tmp_path / "plain.onnx"
+    onnx.save(model, str(plain))
+    _, first = run_patch(model, tmp_path, exclude=["Conv_2"])
+    assert first is not None and fused_types(first) == ["CuteImageConcatConv1Relu"]
+    as_packed_before(first)
+    result, second = run_patch(first, tmp_path)
+    assert result.report["verify"]["passed"] and second is not None
+    assert sorted(attribute(n, "packed_sizes") for n in second.graph.node) == [[36], [576]]
+    assert len(second.functions) == 1
+    assert verify(plain, second, tmp_path, OPERATOR.tolerance("float16"), {})["passed"]
 
 
 def test_what_follows_it_in_nhwc_has_no_transpose_between(tmp_path: Path) -> None:

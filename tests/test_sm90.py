@@ -43,7 +43,8 @@ TILES = {
 }
 PRE_ACTIVATED = {160: "sm90_small_64x128"}  # for pre-activated sources alone
 ENLARGING = {163: "sm90_up_64x64", 165: "sm90_up_64x128", 166: "sm90_up_64x160"}
-BESIDE = {167: "sm90_two_32x32x24", 168: "sm90_two_32x32x16"}
+BESIDE = {167: "sm90_two_32x32x24"}
+ROWS = {177: "sm90_rows_16x8x32", 178: "sm90_rows_16x8x16", 179: "sm90_rows_32x8x16"}  # for few filters alone
 TF32 = {127: "sm90_halo_tf32_64x16x32", 128: "sm90_halo_tf32_128x8x16"}  # float32; TILES are of 16-bit types
 SMALL = {i: name for i, name in TILES.items() if "small" in name}
 HALO = {i for i, name in TILES.items() if "halo" in name}
@@ -97,7 +98,7 @@ def test_ids_and_names_of_the_tiles_never_change() -> None:
     library_or_skip()
     (op,) = (op for op in kernels.describe()["ops"] if op["name"] == "concat_conv")
     found = {c["id"]: c["name"] for c in op["configs"] if c["name"].startswith("sm90_")}
-    known = TILES | TF32 | PRE_ACTIVATED | ENLARGING | BESIDE
+    known = TILES | TF32 | PRE_ACTIVATED | ENLARGING | BESIDE | ROWS
     assert {i: found.get(i) for i in known} == known
 
 
@@ -109,9 +110,10 @@ class TestLegality:
         assert hopper_tiles(self.base) == set(TILES) | set(BESIDE)
         assert hopper_tiles(self.base, "bfloat16") == set(TILES) | set(BESIDE)
 
-    def test_float32_has_tiles_of_its_own_for_filters_of_stride_one_with_several_taps(self) -> None:
+    def test_float32_has_tiles_of_its_own_for_filters_of_stride_up_to_two_with_several_taps(self) -> None:
         assert hopper_tiles(self.base, "float32") == set(TF32)
-        for change in ({"strides": (2, 2)}, {"R": 1, "S": 1, "pads": (0, 0, 0, 0)}, {"dilations": (40, 1)}):
+        assert hopper_tiles(replace(self.base, strides=(2, 1)), "float32") == set(TF32)
+        for change in ({"strides": (3, 2)}, {"R": 1, "S": 1, "pads": (0, 0, 0, 0)}, {"dilations": (40, 1)}):
             assert hopper_tiles(replace(self.base, H=200, W=200, **change), "float32") == set()
         seven = replace(self.base, R=7, S=7, pads=(3, 3, 3, 3))
         assert hopper_tiles(seven, "float32") == {128}, "two stages of the larger patch leave no room for filters"
@@ -133,10 +135,24 @@ class TestLegality:
 
     @pytest.mark.parametrize(
         "change",
-        [{"strides": (2, 2)}, {"strides": (1, 2)}, {"R": 1, "S": 1, "pads": (0, 0, 0, 0)}, {"dilations": (40, 1)}],
+        [
+            {"strides": (3, 1)},
+            {"strides": (1, 3)},
+            {"strides": (2, 2), "dilations": (1, 2)},
+            {"strides": (1, 2), "dilations": (2, 1)},
+            {"R": 1, "S": 1, "pads": (0, 0, 0, 0)},
+            {"R": 1, "S": 1, "pads": (0, 0, 0, 0), "strides": (2, 2)},
+            {"dilations": (40, 1)},
+        ],
     )
-    def test_the_halo_tiles_need_stride_one_and_a_filter_whose_halo_fits(self, change: dict[str, object]) -> None:
+    def test_the_halo_tiles_need_a_stride_up_to_two_and_a_filter_whose_halo_fits(
+        self, change: dict[str, object]
+    ) -> None:
         assert hopper_tiles(replace(self.base, H=200, W=200, **change)) & HALO == set()
+
+    @pytest.mark.parametrize("strides", [(2, 2), (1, 2), (2, 1)])
+    def test_the_halo_tiles_take_strides_of_two(self, strides: tuple[int, int]) -> None:
+        assert hopper_tiles(replace(self.base, strides=strides)) & HALO == HALO
 
     @pytest.mark.parametrize("size", [2, 3, 5, 7])
     def test_square_filters_up_to_seven_take_a_halo_tile_for_many_and_for_few_filters(self, size: int) -> None:
@@ -168,7 +184,7 @@ class TestLegality:
 
     def test_every_benchmark_shape_starts_with_a_hopper_tile(self) -> None:
         for problem in problems.benchmark_shapes():
-            assert kernels.configs(call(problem))[0] in TILES, problem.name
+            assert kernels.configs(call(problem))[0] in TILES | ROWS, problem.name
 
 
 def hopper_sass() -> dict[str, str]:
@@ -212,14 +228,14 @@ def test_machine_code_uses_the_tensor_memory_accelerator_and_wgmma_and_no_local_
     assert len(functions) >= 24
     seen = set()
     for name, body in functions.items():
-        found = re.search(rf"conv_sm90_\w+?INS0_\d+Sm90[A-Z][a-z0-9]+I({'|'.join(WGMMA)})", name)
+        found = re.search(rf"conv_sm90_\w+?INS0_\d+Sm90[A-Za-z0-9]+?I({'|'.join(WGMMA)})", name)
         assert found, f"{name} is of no known type"
         seen.add(found[1])
         products = re.findall(r"[A-Z]GMMA\.\S+ ", body)
         assert products and all(re.fullmatch(WGMMA[found[1]], p) for p in products), (name, set(products))
         assert "UTMALDG" in body, name
         assert ("UTMALDG.4D.IM2COL" in body) == ("im2col" in name or "small" in name), name
-        rows = "ELb0ELb1EE" in name  # pixels are wgmma's rows, whose outputs are not transposed
+        rows = "ELb0ELb1EE" in name or "patch_rows" in name  # pixels are wgmma's rows: outputs are not transposed
         activated, direct = rows and "ELb1ELb0ELb1EE" in name, rows or "tfloat32" in name
         plain = "STG.E" if direct else "MOVM.16.MT88" if "small" in name else "STSM.16.MT88.4"
         assert ("LDGSTS" if activated else plain) in body, name
@@ -257,6 +273,11 @@ CORNERS = [
     problems.Problem(2, 31, 200, (64, 40), 136, **SAME, activation="Relu"),  # rows wider than a tile
     problems.Problem(1, 9, 300, (24,), 64, 1, 5, pads=(0, 2, 0, 2)),
     problems.Problem(1, 15, 15, (72,), 72, **SAME),  # a pixel beyond a patch of 14
+    problems.Problem(2, 37, 90, (72, 24), 136, 3, 3, strides=(2, 2), pads=(1, 1, 1, 1), activation="Silu"),
+    problems.Problem(1, 40, 33, (40,), 72, 4, 5, strides=(2, 2), pads=(2, 1, 1, 3), activation="Relu"),
+    problems.Problem(2, 23, 38, (24,), 64, 3, 3, strides=(1, 2), pads=(1, 0, 1, 2)),
+    problems.Problem(1, 50, 31, (136,), 24, 7, 1, strides=(2, 2), pads=(3, 0, 3, 0), activation="Tanh"),
+    problems.Problem(3, 3, 2, (16,), 8, 3, 3, strides=(2, 2), pads=(1, 1, 1, 1)),
     problems.Problem(1, 37, 41, (24, 130), 320, 3, 3, strides=(3, 2), pads=(2, 1, 0, 1), activation="LeakyRelu"),
 ]
 

@@ -112,6 +112,17 @@ def test_the_prediction_is_that_of_the_fastest_tile_that_an_engine_tries() -> No
     assert fused_us(named, device, 0) == times[slowest] and (times[slowest] or 0.0) > 2 * found
 
 
+@pytest.mark.parametrize(("dilation", "us"), {12: (23, 172), 24: (18, 124), 36: (15, 104)}.items())
+def test_cudnn_takes_long_over_dilated_depthwise_filters(dilation: int, us: tuple[float, float]) -> None:
+    """Those of DeepLabV3+ on an H200, one image and eight: of taps outside of the image it makes less."""
+    geometry = Geometry((3, 3), (1, 1), (dilation,) * 4, (dilation,) * 2)
+    for batch, recorded in zip((1, 8), us, strict=True):
+        size = batch * 512 * 32 * 32 * 2
+        assert device_of(90).depthwise_us(size, 9, geometry.dilated_taps((32, 32))) == pytest.approx(recorded, rel=0.03)
+        plain = Geometry((3, 3), pads=(1,) * 4)
+        assert device_of(90).depthwise_us(size, 9, plain.dilated_taps((32, 32))) == device_of(90).depthwise_us(size, 9)
+
+
 def test_other_gpus_are_scaled_by_their_peaks() -> None:
     conv = Convolution(8, 256, 80, 80, 256, 80, 80, 9, "float16")
     times = [convolution_us(conv, device_of(sm)) for sm in (90, 80, 86, 87)]

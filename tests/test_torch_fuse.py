@@ -92,6 +92,32 @@ def test_every_activation_of_the_library_is_taken_behind_a_convolution(
     assert_same(result(*args), made, args)
 
 
+class Separable(nn.Module):
+    """A depthwise convolution of two joined tensors and a 1x1 one, linear in between."""
+
+    def __init__(self, channels: tuple[int, int], dilation: int) -> None:
+        super().__init__()
+        c = sum(channels)
+        self.deep = nn.Conv2d(c, c, 3, padding=dilation, dilation=dilation, groups=c, bias=False)
+        self.wide = nn.Conv2d(c, 16, 1)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return torch.relu(self.wide(self.deep(torch.cat([x, y], 1))))
+
+
+@pytest.mark.parametrize("dilation", [1, 5])
+@pytest.mark.parametrize(("channels", "op_type"), [((16, 8), "2"), ((16, 13), "2"), ((12, 12), "1")])
+def test_a_depthwise_convolution_reads_joined_tensors_of_whole_vectors(
+    channels: tuple[int, int], op_type: str, dilation: int
+) -> None:
+    made = Separable(channels, dilation).eval().half()
+    args = tuple(torch.randn(2, c, 11, 9).half() for c in channels)
+    result = fused(copy.deepcopy(made), args)
+    taken = [text.split()[0] for text in result.report.taken.values()]
+    assert taken == [f"CuteDepthwiseConcatConv{op_type}", "CuteConcatConv1Relu"]
+    assert_same(result(*args), made, args)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_every_site_is_taken_and_the_numbers_stay(dtype: Any) -> None:
     from cutefuse.torch import LayerNorm

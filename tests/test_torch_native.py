@@ -227,6 +227,26 @@ def test_images_that_the_kernels_cannot_read_are_copied(stub: Any, channels: tup
     assert stub.calls[0]["inputs"][0] != inputs[0].data_ptr() and y.stride(3) % 8 == 0
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4, 7, 8])
+def test_the_filter_of_an_image_is_packed_compactly_or_as_any_other(stub: Any, channels: int) -> None:
+    from cutefuse import kernels
+    from cutefuse.operators import conv_math
+    from cutefuse.operators.conv_form import Form
+    from cutefuse.torch import conv, pixels
+
+    inputs, _, values, w = conv_args(channels)
+    form = Form(1, "Relu", image=True)
+    given = conv.Attributes(form.op_type, values)
+    compact = torch.from_numpy(conv_math.pack(w.half().numpy(), [channels], form))
+    want = torch.relu(torch.conv2d(inputs[0].float(), w.half().float(), inputs[2], padding=1))
+    for packed in (inputs[1], compact):
+        operands = [inputs[0], packed, inputs[2]]
+        (y,) = torch.ops.cutefuse.packed_conv(operands, form.op_type, *values)
+        torch.testing.assert_close(y.float(), want, rtol=2e-3, atol=2e-3)
+        read = [pixels.as_given(inputs[0]), (packed, 0), (inputs[2], 0)]
+        assert kernels.reject(conv._call(given, read, given.outputs(operands))) is None
+
+
 @pytest.mark.parametrize(
     ("laid", "in_place"),
     [

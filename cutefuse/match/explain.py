@@ -87,6 +87,7 @@ def _words(sizes: Sequence[int | str] | None) -> str:
 OTHER = "other reasons"
 CAUSES = (
     ("inside the ", "in control flow or a local function"),
+    ("AveragePool '", "average pool that no filter computes"),
     ("ConvTranspose", "ConvTranspose"),
     (" groups; only group=1", "groups"),
     ("not fused with its Concat", "groups"),

@@ -1,5 +1,5 @@
 """Concat -> Conv -> [BatchNormalization, Mul, Add] -> [activation] as one convolution over several tensors; a depthwise
-Conv over one; a Conv whose outputs DepthToSpace spreads over squares of pixels."""
+one too, and one whose outputs DepthToSpace spreads over squares of pixels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ConcatConv(FusedOp):
     ) -> FunctionProto:  # fmt: skip
         form, body = conv_form.form_of(op_type), body_of(opset, dtype, calls)
         if form.depthwise:
-            body.calls = [{**attrs, GROUP: attrs["channels"]} for attrs in body.calls]
+            body.calls = [{**attrs, GROUP: [sum(attrs["channels"])]} for attrs in body.calls]
         if calls:
             must = self.must_agree(opset)
             assert all(body.agreed(name) for name in must), "calls that differ need bodies of their own"
@@ -62,7 +62,7 @@ class ConcatConv(FusedOp):
         if form.depthwise:
             filters = conv_body.unpack_depthwise(body, w)
         else:
-            filters = conv_body.unpack(body, w, form.sources, () if form.view else xs)
+            filters = conv_body.unpack(body, w, form.sources, () if form.view else xs, form.image)
         concat = body.add("Concat", *xs, axis=1) if len(xs) > 1 else xs[0]
         concat = conv_body.pre_activate(body, concat, *others) if form.pre_activated else concat
         b = b if widen else body.cast_like(b, xs[0])
@@ -104,7 +104,7 @@ class ConcatConv(FusedOp):
             width = first[0] + sizes["K"] + sizes.get("after", 0)
             residual = Source((sizes["N"], width, rows, columns), sizes["K"], first[0])
         return conv_call.make_call(
-            form, sources, outputs or (sizes["C"] if form.depthwise else [sizes["K"]]), geometry, dtype, params,
+            form, sources, outputs or [sum(sizes["C"]) if form.depthwise else sizes["K"]], geometry, dtype, params,
             residual=residual, image_dtype=sizes.get("image", ""),
         )  # fmt: skip
 
@@ -114,7 +114,7 @@ class ConcatConv(FusedOp):
         channels, shape, filters = attrs["channels"], attrs["kernel_shape"], call.inputs[form.sources + 1].dims[0]
         seen = 1 if form.depthwise else sum(channels)
         w = rng.standard_normal((filters, seen, *shape)) / math.sqrt(seen * math.prod(shape))
-        values[form.sources] = conv_math.pack_depthwise(w) if form.depthwise else conv_math.pack(w, channels)
+        values[form.sources] = conv_math.pack_depthwise(w) if form.depthwise else conv_math.pack(w, channels, form)
         return values
 
     def reference(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:

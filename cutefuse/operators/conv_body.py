@@ -12,17 +12,20 @@ from cutefuse.operators.conv_form import GROUP
 from cutefuse.operators.conv_math import CHANNEL_BLOCK, blocks
 
 
-def unpack(body: Body, w: str, count: int, xs: Sequence[str] = ()) -> str:
+def unpack(body: Body, w: str, count: int, xs: Sequence[str] = (), image: bool = False) -> str:
     """The filter [K, C, R, S] of `count` sources from its packed matrix [K][source][ceil(C/64)][R][S][64].
 
-    `xs` are the sources themselves; before opset 12 their shapes tell how many channels they have.
+    `xs` are the sources themselves; before opset 12 their shapes tell how many channels they have. `image`: of one
+    block, whose size is that of the matrix, so that a body serves the compact packing and the common one.
     """
     channels = body.agreed("channels")
     if channels is None and _has_pads(body):
-        parts = [_trimmed(body, p, i, count, xs) for i, p in enumerate(body.split(w, "packed_sizes", count, axis=1))]
+        parts = [
+            _trimmed(body, p, i, count, xs, image) for i, p in enumerate(body.split(w, "packed_sizes", count, axis=1))
+        ]
         filters = body.add("Concat", *parts, axis=1) if count > 1 else parts[0]
     else:
-        filters = _without_pads(body, w if _is_pointwise(body) else _filters(body, w), channels or ())
+        filters = _without_pads(body, w if _is_pointwise(body) else _filters(body, w, image), channels or ())
     return _plain(body, filters) if _is_pointwise(body) else filters
 
 
@@ -52,8 +55,10 @@ def _plain(body: Body, matrix: str) -> str:
     return body.add("Reshape", matrix, _shape(body, 0, -1))
 
 
-def _filters(body: Body, packed: str) -> str:
-    """Packed columns as [K, blocks * 64, R, S]."""
+def _filters(body: Body, packed: str, image: bool) -> str:
+    """Packed columns as [K, blocks * 64, R, S]; of an image, as many channels as its block has."""
+    if image:
+        return body.add("Transpose", body.add("Reshape", packed, _shape(body, 0, back=[-1])), perm=[0, 3, 1, 2])
     blocked = body.add("Reshape", packed, _shape(body, 0, -1, back=[CHANNEL_BLOCK]))
     return _plain(body, body.add("Transpose", blocked, perm=[0, 1, 4, 2, 3]))
 
@@ -71,9 +76,9 @@ def _without_pads(body: Body, filters: str, channels: Sequence[int]) -> str:
     return body.add("Gather", filters, body.constant(kept), axis=1)
 
 
-def _trimmed(body: Body, part: str, index: int, count: int, xs: Sequence[str]) -> str:
+def _trimmed(body: Body, part: str, index: int, count: int, xs: Sequence[str], image: bool) -> str:
     """The packed columns of one source as filters without its pads, where calls differ in the number of channels."""
-    filters = part if _is_pointwise(body) else _filters(body, part)
+    filters = part if _is_pointwise(body) else _filters(body, part, image)
     numbers = {attrs["channels"][index] for attrs in body.calls}
     if numbers and all(n % CHANNEL_BLOCK == 0 for n in numbers):
         return filters

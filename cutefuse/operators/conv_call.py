@@ -38,7 +38,7 @@ def _made(
     params: Sequence[tuple[str, float]], layout: int, residual: Source | None, image_dtype: str,
 ) -> Call:  # fmt: skip
     channels = [s.channels for s in sources]
-    sizes = conv_math.packed_sizes(channels, geometry.kernel_shape, form.depthwise)
+    sizes = conv_math.packed_sizes(channels, geometry.kernel_shape, form)
     rows, columns = (geometry.output_size(i, d) for i, d in enumerate(conv_form.first_size(sources)))
     batch = next((s.dims[0] for s in sources if s.dims[0] >= 0), -1)
     attrs: dict[str, Any] = {

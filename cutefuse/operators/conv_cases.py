@@ -56,10 +56,14 @@ def cases() -> list[Case]:
         _case("image", [3], "Silu", N=2, K=19, H=9, W=11, strides=(2, 1), image=True, dtypes=("float16", "bfloat16")),
         _case("float32_image", [4], "Relu", K=24, H=8, W=10, R=5, S=3, pads=(2, 1, 1, 0), dilations=(1, 2), image=True,
               given="float32", dtypes=("float16", "bfloat16")),
+        _case("image_of_one_tap", [5], "Relu", N=2, K=13, H=7, W=10, R=1, S=1, pads=(0, 0, 0, 0), image=True,
+              dtypes=("float16", "bfloat16")),
         _case("mobilenet", [40], "HardSwish", N=2, K=40, H=15, W=13, R=5, S=5, strides=(2, 2), pads=(2, 2, 2, 2),
               depthwise=True, dtypes=("float16", "bfloat16")),
         _case("dilated_depthwise", [24], "Silu", N=3, K=24, H=8, W=11, pads=(2, 0, 1, 3), strides=(1, 2),
               dilations=(1, 2), depthwise=True, dtypes=("float16", "bfloat16")),
+        _case("depthwise_of_several", [16, 40, 24], "Relu", N=2, K=80, H=7, W=9, pads=(2, 1, 2, 1), dilations=(2, 1),
+              depthwise=True, dtypes=("float16", "bfloat16")),
         _case("deconvolution", [72], "Relu", N=2, K=24, H=7, W=9, R=1, S=1, pads=(0, 0, 0, 0), spread=2,
               dtypes=("float16", "bfloat16")),
         _case("pixel_shuffle", [16, 40], "LeakyRelu", N=2, K=8, H=10, W=5, strides=(2, 1), pads=(0, 2, 3, 1), spread=3,
@@ -76,7 +80,7 @@ def _extended() -> Iterator[Case]:
             continue
         views: dict[str, Any] = {"upsample": UPSAMPLE[:n], "channel_starts": STARTS[:n]} if form.view else {}
         parts = (8, 16, 8, 4)[: form.outputs]
-        channels = (PRE_ACTIVATED if form.pre_activated else (3,) if form.image else CHANNELS)[:n]
+        channels = (PRE_ACTIVATED if form.pre_activated or form.depthwise else (3,) if form.image else CHANNELS)[:n]
         half = form.image or form.depthwise or form.spread > 1
         dtypes = ("float16", "bfloat16") if half else ("float32", "float16", "bfloat16")
         yield _case(op_type, channels, form.suffix, view=form.view, residual=form.residual, outputs=parts,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cutefuse import kernels
 
 BEFORE, AFTER = "before", "after"
-GROUP = "group"  # the attribute that a depthwise node has besides the operator's, for its body: its channels
+GROUP = "group"  # the attribute that a depthwise node has besides the operator's, for its body: all its channels
 
 
 @dataclass(frozen=True)

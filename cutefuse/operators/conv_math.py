@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cutefuse.kernels import Call
-from cutefuse.operators.conv_form import AFTER, BEFORE, form_of
+from cutefuse.operators.conv_form import AFTER, BEFORE, Form, form_of
 
 CHANNEL_BLOCK = 64  # as kChannelBlock in cutlass_kernels/concat_conv/problem.h
 
@@ -23,6 +23,11 @@ class Geometry:
     strides: tuple[int, ...] = (1, 1)
     pads: tuple[int, ...] = (0, 0, 0, 0)
     dilations: tuple[int, ...] = (1, 1)
+
+    @classmethod
+    def of(cls, attrs: Mapping[str, Any]) -> Geometry:
+        """Of the attributes of a node."""
+        return cls(*(tuple(attrs[k]) for k in ("kernel_shape", "strides", "pads", "dilations")))
 
     def attrs(self) -> dict[str, list[int]]:
         """As attributes of the node."""
@@ -42,17 +47,33 @@ class Geometry:
         extent = self.dilations[axis] * (self.kernel_shape[axis] - 1) + 1
         return (size + self.pads[axis] + self.pads[axis + 2] - extent) // self.strides[axis] + 1
 
+    def dilated_taps(self, size: Sequence[int]) -> float:
+        """Taps of a dilated filter that lie inside of an image of known size (rows, columns), in the mean over the
+        outputs; 0 without a dilation."""
+        inside = float(any(r > 1 and d > 1 for r, d in zip(self.kernel_shape, self.dilations, strict=True)))
+        for axis, (taps, extent) in enumerate(zip(self.kernel_shape, size, strict=True)):
+            outputs = self.output_size(axis, extent)
+            starts = np.arange(outputs) * self.strides[axis] - self.pads[axis]
+            at = starts[:, None] + np.arange(taps) * self.dilations[axis]
+            inside *= float(((at >= 0) & (at < extent)).sum()) / max(outputs, 1)
+        return inside
+
 
 def blocks(channels: int) -> int:
     """Packed blocks of 64 channels that a source takes."""
     return -(-channels // CHANNEL_BLOCK)
 
 
-def packed_sizes(channels: Sequence[int], kernel_shape: Sequence[int], depthwise: bool = False) -> list[int]:
-    """Filter columns per source."""
-    if depthwise:
+def packed_sizes(channels: Sequence[int], kernel_shape: Sequence[int], form: Form | None = None) -> list[int]:
+    """Filter columns per source; without a form those of the common packing."""
+    if form and form.depthwise:
         return list(channels)
-    return [blocks(c) * kernel_shape[0] * kernel_shape[1] * CHANNEL_BLOCK for c in channels]
+    return [blocks(c) * math.prod(kernel_shape) * block_of(c, form) for c in channels]
+
+
+def block_of(channels: int, form: Form | None) -> int:
+    """Channels of a packed block: whole fours alone in an image's compact packing."""
+    return min(CHANNEL_BLOCK, -(-channels // 4) * 4) if form and form.image else CHANNEL_BLOCK
 
 
 def pack_depthwise(w: np.ndarray) -> np.ndarray:
@@ -60,26 +81,29 @@ def pack_depthwise(w: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(w.reshape(len(w), -1).T)
 
 
-def pack(w: np.ndarray, channels: Sequence[int]) -> np.ndarray:
-    """Filter [K, sum(channels), R, S] -> matrix [K, columns], laid out [K][source][ceil(C/64)][R][S][64], pads zero."""
+def pack(w: np.ndarray, channels: Sequence[int], form: Form | None = None) -> np.ndarray:
+    """Filter [K, sum(channels), R, S] -> matrix [K, columns], laid out [K][source][ceil(C/64)][R][S][64], of an image
+    [K][R][S][ceil(C/4)*4], pads zero."""
     K, _, R, S = w.shape
-    out = np.zeros((K, sum(packed_sizes(channels, (R, S)))), dtype=w.dtype)
+    out = np.zeros((K, sum(packed_sizes(channels, (R, S), form))), dtype=w.dtype)
     first, column = 0, 0
     for c in channels:
-        size = blocks(c) * R * S * CHANNEL_BLOCK
-        block = np.zeros((K, blocks(c) * CHANNEL_BLOCK, R, S), dtype=w.dtype)
+        width = block_of(c, form)
+        size = blocks(c) * R * S * width
+        block = np.zeros((K, blocks(c) * width, R, S), dtype=w.dtype)
         block[:, :c] = w[:, first : first + c]
-        block = block.reshape(K, blocks(c), CHANNEL_BLOCK, R, S).transpose(0, 1, 3, 4, 2)
+        block = block.reshape(K, blocks(c), width, R, S).transpose(0, 1, 3, 4, 2)
         out[:, column : column + size] = block.reshape(K, size)
         first, column = first + c, column + size
     return out
 
 
 def unpacked(matrix: np.ndarray, channels: Sequence[int], kernel_shape: Sequence[int]) -> np.ndarray:
-    """The inverse of `pack`."""
-    (K, _), (R, S) = matrix.shape, kernel_shape
+    """The inverse of `pack`: of an image the matrix tells the packing, the compact or the common one."""
+    (K, columns), (R, S) = matrix.shape, kernel_shape
+    width = min(CHANNEL_BLOCK, columns // (R * S))
     parts = np.split(matrix, np.cumsum(packed_sizes(channels, kernel_shape))[:-1], axis=1)
-    shaped = [p.reshape(K, -1, R, S, CHANNEL_BLOCK).transpose(0, 1, 4, 2, 3).reshape(K, -1, R, S) for p in parts]
+    shaped = [p.reshape(K, -1, R, S, width).transpose(0, 1, 4, 2, 3).reshape(K, -1, R, S) for p in parts]
     return np.concatenate([p[:, :c] for p, c in zip(shaped, channels, strict=True)], axis=1)
 
 

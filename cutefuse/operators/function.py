@@ -41,7 +41,7 @@ def node_attributes(call: Call, tile: int = 0) -> dict[str, Any]:
     for spec in kernels.operator_of(call.op_type)["attributes"]:  # all of them: TensorRT only warns about a missing one
         value = list(values[spec["name"]])
         found[spec["name"]] = value[0] if spec["max_count"] == 1 else value
-    found |= {GROUP: values["channels"][0]} if kernels.facts(call.op_type)["depthwise"] else {}
+    found |= {GROUP: sum(values["channels"])} if kernels.facts(call.op_type)["depthwise"] else {}
     return found | {"plugin_version": PLUGIN_VERSION, "plugin_namespace": DOMAIN}
 
 

@@ -30,7 +30,7 @@ ATTRS = [
 def plain_call(call: Call) -> Call:
     """The float32 ConcatConv that a call computes on dequantised operands."""
     attrs: dict[str, Any] = dict(call.attrs)
-    geometry = conv_math.Geometry(*(tuple(attrs[k]) for k in ("kernel_shape", "strides", "pads", "dilations")))
+    geometry = conv_math.Geometry.of(attrs)
     params = {k: attrs[k][0] for k in ("alpha", "lo", "hi")}
     sources = [t.dims for t in call.inputs[:-3]]
     return plain_of(sources, call.inputs[-1].dims[0], geometry, form_of(call.op_type).suffix, params)

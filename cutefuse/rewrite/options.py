@@ -14,7 +14,7 @@ DTYPES = {"float16": "float16", "fp16": "float16", "half": "float16", "bfloat16"
 SCOPES = ("model", "sites")
 TAKES = (
     "single", "upsample", "ranges", "residual", "parallel", "pre_activation", "alone", "branches", "image", "depthwise",
-    "spread",
+    "pools", "spread",
 )  # fmt: skip
 
 

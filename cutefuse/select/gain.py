@@ -15,8 +15,10 @@ from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import Call
 from cutefuse.match.answer import Joined, Match
 from cutefuse.match.conv.image import IMAGE
+from cutefuse.match.conv.pools import POOLS
 from cutefuse.match.site import Site
 from cutefuse.operators.conv_form import AFTER
+from cutefuse.operators.conv_math import Geometry
 from cutefuse.select import times
 from cutefuse.select.compiled import Kernel, Record
 from cutefuse.select.price import MODELLED, Price
@@ -25,6 +27,7 @@ from cutefuse.select.wiring import (
     CONVOLUTIONS,
     ELEMENTWISE,
     ENLARGED,
+    IN_FILTERS,
     MEANS,
     MOST_TIED,
     MOVES,
@@ -35,7 +38,7 @@ from cutefuse.select.wiring import (
     wiring,
 )
 
-_INSIDE = ("Concat", *ENLARGED, *RANGES)  # nodes of a match that cost something whatever it is
+_INSIDE = ("Concat", *ENLARGED, *RANGES, *IN_FILTERS)  # nodes of a match that cost something whatever it is
 LEAST_SAID_US = 0.05  # what a figure with one digit can show
 # A part of a gain -> what takes less time, or more, where the site is fused.
 _PARTS = {
@@ -146,7 +149,19 @@ class Model:
         together = self.engine.merges_pointwise and r * s == 1 and not depthwise and not transposed
         filters = [sum(outputs)] if together else outputs
         H, W = first[2] * factor, first[3] * factor
-        convs = [Convolution(N, sum(attrs["channels"]), H, W, K, P, Q, r * s, dtype, depthwise) for K in filters]
+        dilated_taps = Geometry.of(attrs).dilated_taps((H, W)) if depthwise else 0.0
+        convs = [
+            Convolution(N, sum(attrs["channels"]), H, W, K, P, Q, r * s, dtype, depthwise, dilated_taps)
+            for K in filters
+        ]  # fmt: skip
+        wider_us = 0.0
+        if POOLS in match.takes:  # the engine pools or sorts pixels in a kernel of its own, before a smaller filter
+            x, w = (self.plain.dims(t) for t in match.nodes[0].input[:2])
+            if not x or not w:
+                return Own(math.nan, math.nan, UNSIZED)
+            ours, convs = convs[0], [replace(convs[0], C=w[1], H=x[2], W=x[3], taps=w[2] * w[3])]
+            if ours.C * ours.taps > w[1] * w[2] * w[3]:  # slices only sort the products
+                wider_us = self.convolution_us(ours) - self.convolution_us(convs[0])
         if call.key not in self._fused_us:
             self._fused_us[call.key] = fused_us(call, self.device, site.op.cost(call).bytes_moved)
         after_us = self._fused_us[call.key]
@@ -173,7 +188,7 @@ class Model:
         if not self.engine.timed:
             unknown = facts["pre_activated"] and not self.record  # else `inner_us` tells
             normalised_us = self._normalised_us(match, call) if unknown else 0.0
-            return Own(after_us + normalised_us, after_us + self._joined_us(match, call))
+            return Own(after_us + normalised_us - wider_us, after_us + self._joined_us(match, call))
         if residual:
             after_us += self.device.move_us(sum(c.output_bytes for c in convs))
         return Own(before_us, after_us + self._joined_us(match, call), "", mergeable_us)

@@ -12,14 +12,16 @@ import math
 from onnx import NodeProto
 
 from cutefuse.graph.read import attribute
+from cutefuse.match.conv.read import geometry_of
+from cutefuse.operators.conv_math import Geometry
 from cutefuse.select.gain import Model
 from cutefuse.select.times import ELEMENT_BYTES, Convolution
-from cutefuse.select.wiring import CONVOLUTIONS, ELEMENTWISE, POOLS, RANGES, Wiring
+from cutefuse.select.wiring import CONVOLUTIONS, ELEMENTWISE, RANGES, Wiring
 
 # Nodes that read their inputs and write their output once.
 _PASSES = (
-    *POOLS, "GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceL2", "ArgMax", "TopK",
-    "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
+    "MaxPool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceL2", "ArgMax",
+    "TopK", "Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization",
     "InstanceNormalization", "GroupNormalization", "LRN", "GridSample", "Transpose",
     "LpPool", "CumSum", "CumProd",
 )  # fmt: skip
@@ -69,7 +71,10 @@ def _convolution_us(model: Model, node: NodeProto, dtype: str, wiring: Wiring) -
     size, taps, maker = wiring.size_of(node.output[0]), w[2] * w[3], model.graph.producer(node.input[0])
     grouped = attribute(node, "group", 1) != 1  # taken for depthwise
     if node.op_type == "Conv" or grouped:
-        us = model.convolution_us(Convolution(x[0], x[1], x[2], x[3], y[1], y[2], y[3], taps, dtype, grouped))
+        geometry = geometry_of(node, (w[2], w[3]), x[2:])
+        dilated_taps = geometry.dilated_taps(x[2:]) if grouped and isinstance(geometry, Geometry) else 0.0
+        conv = Convolution(x[0], x[1], x[2], x[3], y[1], y[2], y[3], taps, dtype, grouped, dilated_taps)
+        us = model.convolution_us(conv)
     else:  # a product of each pixel with all taps
         us = model.transposed_us(Convolution(x[0], x[1], x[2], x[3], w[1] * taps, x[2], x[3], 1, dtype))
     if not model.engine.reads_ranges and maker is not None and maker.op_type in RANGES:

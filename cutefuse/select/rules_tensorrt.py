@@ -159,8 +159,9 @@ class Myelin(TensorRT):
         if node.op_type in w.MEANS:  # it takes them of NCHW alone where a fused node stands before
             turned = wiring.source(node.input[0]) in wiring.made
             return wiring.device.pass_us(2 * wiring.size_of(node.input[0])) if turned else 0.0
-        if node.op_type in w.RANGES:  # it copies a range of channels for every reader but a Concat
-            read = [u for o in node.output for u in wiring.graph.users(o) if wiring.alive(u) and u.op_type != "Concat"]
+        if node.op_type in w.RANGES:  # it copies a range of channels for every reader but a Concat or another Slice
+            users = [u for o in node.output for u in wiring.graph.users(o)]
+            read = [u for u in users if wiring.alive(u) and u.op_type not in ("Concat", "Slice")]
             if not read and not any(wiring.read[o] or wiring.graph.escapes(o) for o in node.output):
                 return 0.0
             wanted = sum(wiring.size_of(o) for o in node.output if o and wiring.graph.users(o))
@@ -197,7 +198,10 @@ class Myelin(TensorRT):
         """What lies in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
         copy_us = wiring.device.pass_us(2 * wiring.size_of(tensor))
         if wiring.given[tensor] == wiring.read[tensor] > 0:  # a convolution of its own would copy what it is given
-            return 0.0 if any(map(wiring.alive, wiring.graph.users(tensor))) else -copy_us
+            users = wiring.graph.users(tensor)
+            behind = [u for n in users if n.op_type == "Cast" for u in wiring.graph.users(n.output[0])]
+            sorted_ = any(n.op_type in ("Slice", "SpaceToDepth") for n in (*users, *behind))  # in a kernel of NCHW
+            return 0.0 if sorted_ or any(map(wiring.alive, users)) else -copy_us
         read = wiring.read[tensor] > wiring.given[tensor] and tensor not in wiring.made
         return copy_us if read and self._in_nchw(wiring, tensor) else 0.0
 

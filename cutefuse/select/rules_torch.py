@@ -76,7 +76,7 @@ class TorchCompile(Engine):
 
     def joins_for_pools(self, wiring: Wiring, concat: NodeProto) -> bool:
         """Whether a pooling reads a Concat of what fused nodes made: Triton then joins it in the pooling's kernel."""
-        pooled = any(u.op_type in POOLS for u in wiring.graph.users(concat.output[0]))
+        pooled = any(u.op_type in POOLS and wiring.alive(u) for u in wiring.graph.users(concat.output[0]))
         return pooled and any(wiring.source(t) in wiring.made for t in concat.input)
 
     def in_pixels(self, wiring: Wiring, node: NodeProto) -> bool:
@@ -128,7 +128,7 @@ class TorchCompile(Engine):
         return any(self.in_planes(wiring, c) for c in concats if wiring.alive(c))
 
     def depthwise_us(self, device: Device, conv: Convolution) -> float:
-        return device.depthwise_us(conv.output_bytes, conv.taps)
+        return device.depthwise_us(conv.output_bytes, conv.taps, conv.dilated_taps)
 
     def join_us(self, device: Device, size_bytes: float, sources: int) -> float:
         per_million_us = _JOIN_US + _JOIN_SOURCE_US * sources

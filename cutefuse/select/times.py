@@ -46,13 +46,15 @@ class Rates:
     pads_us: float  # of images and filters, before the kernel, and of the result, where filters are no whole _VECTOR
     vector_us: float  # how much sooner one pixel is done, as in squeeze-and-excite blocks
     block: int  # channels that are computed together; fewer take as long, down to _FEW
+    odd: float  # share of the bandwidth that is left where filters are no whole _VECTOR
 
 
 # Fitted to 1,446 convolutions of 21 networks, one image and eight, under torch.compile on an H200 (cuDNN 9.19). A
 # single kernel is off by 8 % (spatial) and 16 % in the mean: which of two kernels computes a 1x1 filter, cuBLAS's or
-# its own, is known to cuDNN alone. The load of spatial filters was fitted again, to whole networks.
-POINTWISE = Rates(3.2, 1.0, 0.0, 160e3, 0.16, 0.0, 1.1, 0.0, 1.4, 16)
-SPATIAL = Rates(4.3, 0.85, 2.4, 108e3, 0.0, 1.35, 4.1, 4.7, 0.0, 32)
+# its own, is known to cuDNN alone. The load of spatial filters was fitted again, to whole networks; the bandwidth of
+# odd 1x1 filters to the last layers of four networks.
+POINTWISE = Rates(3.2, 1.0, 0.0, 160e3, 0.16, 0.0, 1.1, 0.0, 1.4, 16, 0.61)
+SPATIAL = Rates(4.3, 0.85, 2.4, 108e3, 0.0, 1.35, 4.1, 4.7, 0.0, 32, 1.0)
 _TILES = ((64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 32), (256, 64), (256, 128))
 _AREA = 1 << 13
 _FEW = 16  # channels
@@ -63,6 +65,10 @@ _VECTOR = 8  # filters; cuDNN pads others to them, in kernels of their own
 # cuDNN's depthwise filters of nine taps, and for each million bytes of the result: the layers of calibration/data's
 # depthwise_cudnn_h200.csv. Filters of more taps start later, and take longer by the root of their number.
 _DEPTHWISE_START_US, _DEPTHWISE_US = 2.2, 0.85
+# Those of dilated ones, a kernel of its own that passes over taps outside of the image: for each million bytes of the
+# result, and for each tap inside of it. Within 3 % of DeepLabV3+'s dilations 12, 24 and 36, one image and eight, and of
+# the dilated layer that was recorded before. No other filter than 3x3 was timed, and no other dilation.
+_DILATED_US, _DILATED_TAP_US = 10.2, 1.98
 
 # How much longer cuDNN takes over a ConvTranspose than over the convolution of as many products, as measured on an
 # H200, 256 channels to 256 on 90x90 pixels with 2x2 filters: 18.6 us for one image, 88 for eight.
@@ -116,8 +122,11 @@ class Device:
         """Time in which PyTorch makes a strided tensor dense, reading and writing so many bytes together."""
         return _COPY_US + self.move_us(size_bytes)
 
-    def depthwise_us(self, size_bytes: float, taps: int) -> float:
-        """Time of an engine's depthwise filter that makes so many bytes."""
+    def depthwise_us(self, size_bytes: float, taps: int, dilated_taps: float = 0.0) -> float:
+        """Time of an engine's depthwise filter that makes so many bytes. dilated_taps: as in Convolution."""
+        if dilated_taps:
+            per_million_us = _DILATED_US + _DILATED_TAP_US * dilated_taps
+            return _DEPTHWISE_START_US + per_million_us * size_bytes * 1e-6 * self.slower
         nines = taps / 9
         return _DEPTHWISE_START_US * nines + _DEPTHWISE_US * nines**0.5 * size_bytes * 1e-6 * self.slower
 
@@ -169,6 +178,7 @@ class Convolution:
     taps: int  # R * S
     dtype: str
     depthwise: bool = False  # each filter sees one channel
+    dilated_taps: float = 0.0  # of a depthwise filter with dilations: taps inside of the image, in the mean
 
     @property
     def output_bytes(self) -> int:
@@ -202,8 +212,10 @@ def convolution_us(conv: Convolution, device: Device, rates: Rates | None = None
             best = min(best, rounds * max(steps / splits, 1.0) * step_us + end_us + adding_us)
     covered = conv.taps * conv.P * conv.Q / (conv.H * conv.W)  # taps over a pixel
     again = rates.again * max(covered - 1, 0) / 8 * conv.N * conv.C * conv.H * conv.W * size
-    memory_us = (conv.bytes_moved + again) / (rates.bandwidth * device.peaks.bandwidth_gbs * 1e3)
-    pads_us = rates.pads_us if conv.K % _VECTOR else 0.0
+    odd = conv.K % _VECTOR > 0
+    bandwidth = rates.bandwidth * (rates.odd if odd else 1.0)
+    memory_us = (conv.bytes_moved + again) / (bandwidth * device.peaks.bandwidth_gbs * 1e3)
+    pads_us = rates.pads_us if odd else 0.0
     vector_us = rates.vector_us if pixels == 1 else 0.0
     return rates.start_us + pads_us - vector_us + math.hypot(best, memory_us)
 

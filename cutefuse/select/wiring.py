@@ -29,6 +29,7 @@ ELEMENTWISE = (
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 MOVES = "DepthToSpace"  # a pass that computes nothing
 POOLS = ("MaxPool", "AveragePool")
+IN_FILTERS = ("AveragePool", "SpaceToDepth")  # passes over memory, which a filter may compute
 MEANS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean")
 _SEEN_THROUGH = ("Identity", "Dropout")
 _MOST_STEPS = 8  # elementwise nodes in front of a product
@@ -101,8 +102,8 @@ class Engine:
 
     # --------------------------------------------------------------------------------------------------------- times
     def node_us(self, wiring: Wiring, node: NodeProto) -> float:
-        """What a node that stays costs beside the convolutions: a Concat's copies, an enlargement, a DepthToSpace, an
-        elementwise node that no other kernel takes in."""
+        """What a node that stays costs beside the convolutions: a Concat's copies, an enlargement, a mean of
+        neighbours, a DepthToSpace, an elementwise node that no other kernel takes in."""
         device, size_of = wiring.device, wiring.size_of
         if node.op_type == "Concat":
             copied = [i.tensor for i in self.inputs_of(wiring, node) if i.copied]
@@ -110,8 +111,8 @@ class Engine:
         if node.op_type in ENLARGED:
             size = size_of(node.output[0])
             return 0.0 if self.absorbed(wiring, node.output[0]) else device.pass_us(size_of(node.input[0]) + size)
-        if node.op_type == MOVES:
-            return device.pass_us(2 * size_of(node.output[0]))
+        if node.op_type in (*IN_FILTERS, MOVES):
+            return device.pass_us(size_of(node.input[0]) + size_of(node.output[0]))
         if node.op_type in ELEMENTWISE:
             read = [size_of(t) for t in wiring.read_by(node)]
             if wiring.own_kernel(node):

@@ -57,10 +57,15 @@ class Attributes:
             )
         self.geometry = conv_math.Geometry(*geometry)
 
-    def call_attrs(self) -> dict[str, Any]:
+    def packed_sizes(self, packed: Tensor) -> list[int]:
+        """Filter columns per source: those of the matrix for one, whatever its packing."""
+        lists, one = self.lists, self.form.sources == 1
+        return [packed.shape[1]] if one else conv_math.packed_sizes(lists["channels"], lists["kernel_shape"])
+
+    def call_attrs(self, packed: Tensor) -> dict[str, Any]:
         """As kernels.Call takes them."""
-        sizes = conv_math.packed_sizes(self.lists["channels"], self.lists["kernel_shape"], self.form.depthwise)
-        return {**self.lists, "packed_sizes": sizes, **{k: [v] for k, v in self.numbers.items()}}
+        numbers = {k: [v] for k, v in self.numbers.items()}
+        return {**self.lists, "packed_sizes": self.packed_sizes(packed), **numbers}
 
     def outputs(self, inputs: Sequence[Tensor]) -> list[tuple[Any, int, Any, Any]]:
         """N, K, P, Q of every output."""
@@ -103,11 +108,11 @@ def reference(inputs: Sequence[Tensor], given: Attributes) -> list[Tensor]:
         joined = torch.relu(joined * scale + shift)
     top, left, bottom, right = lists["pads"]
     x = F.pad(joined, (left, right, top, bottom))
-    groups = lists["channels"][0] if form.depthwise else 1
+    groups = sum(lists["channels"]) if form.depthwise else 1
     if form.depthwise:
         w = packed.to(wide).t().reshape(groups, 1, *lists["kernel_shape"])
     else:
-        w = _unpacked(packed.to(wide), lists["channels"], lists["kernel_shape"])
+        w = _unpacked(packed.to(wide), given)
     z = F.conv2d(x, w, bias.to(wide), lists["strides"], 0, lists["dilations"], groups)
     z = z + residual[0] if form.residual == BEFORE else z
     z = activate(z, form.suffix, given.numbers["alpha"], given.numbers["lo"], given.numbers["hi"])
@@ -127,11 +132,11 @@ def pack(weight: Tensor, channels: Sequence[int]) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def _unpacked(matrix: Tensor, channels: Sequence[int], kernel_shape: Sequence[int]) -> Tensor:
-    """The inverse of `pack`."""
-    R, S = kernel_shape
-    block = conv_math.CHANNEL_BLOCK
-    parts = torch.split(matrix, conv_math.packed_sizes(channels, kernel_shape), 1)
+def _unpacked(matrix: Tensor, given: Attributes) -> Tensor:
+    """The inverse of `pack`, and of an image's compact packing."""
+    channels, (R, S) = given.lists["channels"], given.lists["kernel_shape"]
+    block = min(conv_math.CHANNEL_BLOCK, matrix.shape[1] // (R * S))
+    parts = torch.split(matrix, given.packed_sizes(matrix), 1)
     shaped = [p.reshape(len(p), -1, R, S, block).permute(0, 1, 4, 2, 3).reshape(len(p), -1, R, S) for p in parts]
     return torch.cat([p[:, :c] for p, c in zip(shaped, channels, strict=True)], 1)
 
@@ -148,7 +153,7 @@ def _call(given: Attributes, inputs: Sequence[tuple[Tensor, int]], outputs: Sequ
     dtype = inputs[0][0].dtype
     read = [_described(t.shape, t.dtype, pixel) for t, pixel in inputs]
     made = [_described(dims, dtype, padded(dims[1], dtype.itemsize)) for dims in outputs]
-    return kernels.Call(given.op_type, read, made, given.call_attrs(), config=given.tile)
+    return kernels.Call(given.op_type, read, made, given.call_attrs(inputs[given.form.sources][0]), config=given.tile)
 
 
 def run(inputs: Sequence[Tensor], op_type: str, *values: Any) -> list[Tensor]:
@@ -197,7 +202,7 @@ def plan(inputs: Sequence[Tensor], op_type: str, *values: Any) -> Plan:
 def _onnx_node(inputs: Sequence[Tensor], given: Attributes) -> Sequence[Tensor]:
     """The plugin's node, as the rewriter writes it, in place of the call."""
     shapes = given.outputs(inputs)
-    whole = given.call_attrs() | {"residual_start": [0], LAYOUT: [HWC8]}
+    whole = given.call_attrs(inputs[given.form.sources]) | {"residual_start": [0], LAYOUT: [HWC8]}
     attrs = node_attributes(kernels.Call(given.op_type, [], [], whole), given.tile)
     return torch.onnx.ops.symbolic_multi_out(
         f"{DOMAIN}::{given.op_type}", inputs, attrs, dtypes=[inputs[0].dtype] * len(shapes), shapes=shapes, version=1

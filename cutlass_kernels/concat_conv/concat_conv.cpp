@@ -13,8 +13,8 @@ extern Op const op;
 namespace {
 
 // 72 plain ones, 352 with a residual or several outputs, 424 of both kinds with views, 72 pre-activated ones, 9 of
-// images, 9 depthwise ones and 216 of spread outputs.
-constexpr int kVariants = 1154, kMostSpread = 4;
+// images, 72 depthwise ones and 216 of spread outputs.
+constexpr int kVariants = 1217, kMostSpread = 4;
 
 Variant variant_of(Facts const &facts, int outputs) {
   Variant variant{};
@@ -67,13 +67,15 @@ std::array<Variant, kVariants> const kVariantTable = [] {
   };
   add_all(0, kFirstActivations);
   add_all(kFirstActivations, kActivations);
-  for (bool Facts::*const form : {&Facts::image, &Facts::depthwise}) {
+  auto const add_form = [&](bool Facts::*form, int sources) {
     for (int a = 0; a < kActivations; ++a) {
-      Facts facts{Kind::kConvolution, 1, static_cast<Activation>(a)};
+      Facts facts{Kind::kConvolution, sources, static_cast<Activation>(a)};
       facts.*form = true;
       table.at(i++) = variant_of(facts, 1);
     }
-  }
+  };
+  add_form(&Facts::image, 1);
+  for (int sources = 1; sources <= kMaxSources; ++sources) add_form(&Facts::depthwise, sources);
   for (int spread = 2; spread <= kMostSpread; ++spread) {
     for (int sources = 1; sources <= kMaxSources; ++sources) {
       for (int a = 0; a < kActivations; ++a) {

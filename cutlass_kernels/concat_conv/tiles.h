@@ -64,11 +64,14 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     halo_tile(176, "sm90_halo_64x16x14", k16Bit, 64, {16, 14}),
     halo_tile(127, "sm90_halo_tf32_64x16x32", k32Bit, 64, {16, 32}),
     halo_tile(128, "sm90_halo_tf32_128x8x16", k32Bit, 128, {8, 16}),
+    // few filters
+    by_pixel_rows(halo_tile(177, "sm90_rows_16x8x32", k16Bit, 16, {8, 32})),
+    by_pixel_rows(halo_tile(178, "sm90_rows_16x8x16", k16Bit, 16, {8, 16})),
+    by_pixel_rows(halo_tile(179, "sm90_rows_32x8x16", k16Bit, 32, {8, 16})),
     pingpong_tile(131, "sm90_pp_128x104", k16Bit, 128, 104, kAlsoPreActivated),
     pingpong_tile(175, "sm90_pp_128x152", k16Bit, 128, 152),
     // id, name, pixels for 32 filters
     beside_tile(167, "sm90_two_32x32x24", {32, 24}),
-    beside_tile(168, "sm90_two_32x32x16", {32, 16}),
     // id, name, type, filters, pixels, options
     small_tile(152, "sm90_small_64x32", k16Bit, 64, 32, kAlsoPreActivated),
     small_tile(153, "sm90_small_64x40", k16Bit, 64, 40),
@@ -90,11 +93,11 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
 };
 
 // An engine may ask for a tile that left the table: its heir is the tile that is fastest on its shapes.
-constexpr Retired kRetired[] = {{2, 1},     {3, 4},     {5, 4},     {7, 1},     {9, 24},    {10, 1},    {11, 1},
-                                {13, 1},    {14, 15},   {18, 4},    {22, 23},   {25, 21},   {32, 33},   {37, 31},
-                                {38, 34},   {39, 34},   {41, 40},   {46, 33},   {101, 113}, {102, 105}, {103, 113},
-                                {104, 113}, {106, 105}, {107, 105}, {108, 105}, {109, 156}, {122, 121}, {123, 121},
-                                {125, 124}, {132, 131}, {133, 113}, {134, 110}, {141, 157}, {142, 157}, {151, 152},
-                                {159, 152}, {161, 155}, {162, 158}, {164, 165}, {169, 174}, {170, 158}, {172, 157}};
+constexpr Retired kRetired[] = {
+    {2, 1},     {3, 4},     {5, 4},     {7, 1},     {9, 24},    {10, 1},    {11, 1},    {13, 1},    {14, 15},
+    {18, 4},    {22, 23},   {25, 21},   {32, 33},   {37, 31},   {38, 34},   {39, 34},   {41, 40},   {46, 33},
+    {101, 113}, {102, 105}, {103, 113}, {104, 113}, {106, 105}, {107, 105}, {108, 105}, {109, 156}, {122, 121},
+    {123, 121}, {125, 124}, {132, 131}, {133, 113}, {134, 110}, {141, 157}, {142, 157}, {151, 152}, {159, 152},
+    {161, 155}, {162, 158}, {164, 165}, {168, 179}, {169, 174}, {170, 158}, {172, 157}};
 
 }  // namespace cutefuse::concat_conv

@@ -1,6 +1,7 @@
 #include "conv/checks.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "conv/cost.h"
 
@@ -194,14 +195,17 @@ char const *check_filter(Op const &op, Call const &call, Problem &p) {
         op.name, name_of(p.type), name_of(w.type), w.rank);
   }
   bool const depthwise = p.reads == Reads::kOwnChannel;
+  // An image's may also be packed like that of any other source.
+  bool const compact = is_image(p) && call.attrs[kPackedSizes].ints[0] != packed_columns(p);
+  if (compact) p.tap_channels = std::min(ceil_div(p.C[0], 4) * 4, kChannelBlock);
   for (int i = 0; i < p.sources; ++i) {
-    std::int64_t const columns = depthwise ? p.C[i] : std::int64_t(blocks_of(p.C[i])) * p.R * p.S * kChannelBlock;
+    std::int64_t const columns = depthwise ? p.C[i] : std::int64_t(blocks_of(p.C[i])) * p.R * p.S * p.tap_channels;
     if (call.attrs[kPackedSizes].ints[i] == columns) continue;
     return sentence("%s: packed_sizes[%d] is %lld, %d channels of a %dx%d filter take %lld columns; repack it", op.name,
                     i, (long long)call.attrs[kPackedSizes].ints[i], p.C[i], p.R, p.S, (long long)columns);
   }
   if (depthwise) {
-    p.K = p.C[0];
+    p.K = static_cast<int>(std::accumulate(p.C, p.C + p.sources, std::int64_t(0)));
     if (w.dims[0] == p.R * p.S && w.dims[1] == p.K) return nullptr;
     return sentence("%s: the packed depthwise filter is %lldx%lld, %d taps x %d channels are needed; repack it",
                     op.name, (long long)w.dims[0], (long long)w.dims[1], p.R * p.S, p.K);
@@ -252,10 +256,12 @@ char const *check_reading(Family const &family, Problem const &p) {
     if (runs(tile, p, 0)) return nullptr;
   }
   bool const image = is_image(p);
+  int odd = 0;  // the first source without whole vectors, else the last one
+  while (odd + 1 < p.sources && p.C[odd] * size_of(p.type) % 16 == 0) ++odd;
   return sentence(
       "%s: %s of %d channels under a %dx%d %s filter with strides %dx%d and dilations %dx%d; %s a float16 or bfloat16 "
       "filter whose taps fit in shared memory are possible; %s",
-      family.op.name, image ? "an image" : "a depthwise source", p.C[0], p.R, p.S, name_of(p.type), p.stride_h,
+      family.op.name, image ? "an image" : "a depthwise source", p.C[odd], p.R, p.S, name_of(p.type), p.stride_h,
       p.stride_w, p.dilation_h, p.dilation_w, image ? "at most 8 channels under" : "whole vectors of channels under",
       image ? "use CuteConcatConv1" : "leave the convolution outside");
 }

@@ -50,12 +50,21 @@ char const *obstacle_to_sums(Tile const &tile, Problem const &p) {
   return one_scale ? "sums beyond 32 bits" : "sources of other scales";
 }
 
+// What a depthwise block copies at a time: 16 bytes, which lie in one source.
+char const *obstacle_to_vectors(Problem const &p) {
+  bool const whole = std::all_of(p.C, p.C + p.sources - 1, [&](int c) { return c * size_of(p.type) % 16 == 0; });
+  return whole && copy_bytes(p) == 16 ? nullptr : "pixels of this stride";
+}
+
 // Image tiles read images of networks and other sources of few channels, depthwise tiles each filter's own channel, and
 // no other tile reads either.
 char const *obstacle_to_reading(Tile const &tile, Problem const &p) {
   bool const single = p.reads == Reads::kOwnChannel;
   if (tile.image && !single) return obstacle_to_image(tile, p);
-  if (tile.depthwise && single) return copy_bytes(p) == 16 ? obstacle_to_depthwise(p) : "pixels of this stride";
+  if (tile.depthwise && single) {
+    char const *const why = obstacle_to_vectors(p);
+    return why == nullptr ? obstacle_to_depthwise(p) : why;
+  }
   if (tile.depthwise) return "filters that read all channels";
   return p.reads == Reads::kSources ? nullptr : "the image of a network, or single channels";
 }

@@ -65,6 +65,7 @@ double image_us(Tile const &tile, Problem const &p, int sm_count) {
   constexpr double kApartNs = 42;        // longer a step takes whose pixels are a line of shared memory apart, or more
   constexpr double kAloneStepUs = 0.157, kAloneUs = 0.73;  // of a warp's filters, where no other is in its way
   constexpr int kSchedulers = 4;                           // of a multiprocessor
+  // Copying filters has no term of its own: kCopyUs holds it, the same for all sizes.
   BlockCut const cut = image_cut(tile, p);
   Activation const kind = p.activation;
   bool const clamps = kind == Activation::kNone || kind == Activation::kRelu || kind == Activation::kClip;

@@ -19,6 +19,10 @@ struct BlockCut {
   int columns_bytes;  // of an image tile: between pixels under outputs 8 columns apart
   int ld, stored;     // channels of an output's pixel, and those to write: all that exist, and pad lanes
   int shared_bytes;
+  // Of a depthwise tile: from a row and column of a block's pixels and outputs to its next ones in the image; where
+  // that is the dilation, its outputs are of one residue class, and taps are neighbours. How many classes there are.
+  int step_h = 1, step_w = 1, classes = 1;
+  int dilation_h, dilation_w;  // between taps, in a block's pixels
   static constexpr int kUnitBytes = 8, kMostFilters = 64;
 
   // Where an image tile keeps the byte of its pixels at `at`: neighbouring lanes read pixels of 32 or 64 bytes, one or
@@ -28,7 +32,7 @@ struct BlockCut {
   }
   CUTEFUSE_HOST_DEVICE int pixels_bytes() const { return (rows * span * kUnitBytes + 15) / 16 * 16; }
   CUTEFUSE_HOST_DEVICE int filters_bytes() const { return steps * 4 * filters * kUnitBytes; }
-  std::int64_t blocks(int images) const { return std::int64_t(images) * down * across * filter_tiles; }
+  std::int64_t blocks(int images) const { return std::int64_t(images) * classes * down * across * filter_tiles; }
 };
 
 struct Params {

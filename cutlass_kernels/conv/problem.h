@@ -56,8 +56,9 @@ struct Problem {
   int start[kMaxSources];     // the first of a source's channels in its tensor
   int residual_start;         // likewise of the residual's
   int upsample[kMaxSources];  // pixel (h,w) of the concatenation is pixel (h / upsample, w / upsample) of the source
-  std::int64_t ldx[kMaxSources];  // elements between neighbouring pixels of each source
-  std::int64_t ldy, ldz;          // ldy: of the first output
+  int tap_channels = kChannelBlock;  // that a packed filter has for each tap of a block
+  std::int64_t ldx[kMaxSources];     // elements between neighbouring pixels of each source
+  std::int64_t ldy, ldz;             // ldy: of the first output
   OutputRange ranges[kMaxOutputs];
   float scale[kMaxSources], output_scale;  // of int8 and float8 tensors
   bool pre_activated;
@@ -156,10 +157,10 @@ CUTEFUSE_HOST_DEVICE constexpr int ceil_div(int a, int b) { return (a + b - 1) /
 
 CUTEFUSE_HOST_DEVICE constexpr int blocks_of(int channels) { return ceil_div(channels, kChannelBlock); }
 
-// Columns of the packed filter matrix [K][source][ceil(C/64)][R][S][64].
+// Columns of the packed filter matrix [K][source][ceil(C/64)][R][S][64], or of an image [K][R][S][ceil(C/4)*4].
 CUTEFUSE_HOST_DEVICE std::int64_t packed_columns(Problem const &p) {
   std::int64_t columns = 0;
-  for (int i = 0; i < p.sources; ++i) columns += std::int64_t(blocks_of(p.C[i])) * p.R * p.S * kChannelBlock;
+  for (int i = 0; i < p.sources; ++i) columns += std::int64_t(blocks_of(p.C[i])) * p.R * p.S * p.tap_channels;
   return columns;
 }
 

@@ -20,6 +20,7 @@ from cutefuse.match.answer import Operand as MatchOperand
 from cutefuse.match.before import Operand
 from cutefuse.match.conv import read as conv_facts
 from cutefuse.match.conv.image import of_image
+from cutefuse.match.conv.pools import POOLS, wider
 from cutefuse.match.conv.read import Front
 from cutefuse.match.conv.spread import SPREAD, spread_of
 from cutefuse.match.explain import behind_concat
@@ -63,7 +64,7 @@ def _match_alike(graph: Graph, node: NodeProto, wanted: _Wanted) -> Match | Refu
     """The site of a Conv whose filters are channels of the pixel that they compute."""
     before = pre_activation(graph, node)
     own = _pre_activated(graph, node, before, wanted.layout) if before else ""
-    found = _match_plain(graph, node, wanted)
+    found = _with_pools(graph, node, wanted, _match_plain(graph, node, wanted))
     if isinstance(own, str):
         return noted(found, own) if own and isinstance(found, Match) else Refusal(own, (node,)) if own else found
     plain = found if isinstance(found, Match) and not kernels.reject(found.call) else None
@@ -162,9 +163,28 @@ def _match_plain(graph: Graph, node: NodeProto, wanted: _Wanted) -> Match | Refu
     return noted(behind, f"'{node.input[0]}' is read as it is: {reason}")
 
 
+def _with_pools(
+    graph: Graph, node: NodeProto, wanted: _Wanted, plain: Match | Refusal | None
+) -> Match | Refusal | None:
+    """The site of a Conv, first with the average pool or slices in front of it, or with a note why they stay."""
+    found = wider(graph, node)
+    if isinstance(found, str):
+        return noted(plain, found) if isinstance(plain, Match) else plain or Refusal(found, (node,))
+    for front, facts in reversed(found):
+        whole = _match(graph, node, front, wanted, facts)
+        if isinstance(whole, Match) and not kernels.reject(whole.call):
+            plain = _before(whole, plain if isinstance(plain, Match) and not kernels.reject(plain.call) else None)
+    return plain
+
+
+def _before(first: Match, smaller: Match | None) -> Match:
+    """A match and all its smaller ones, then another one."""
+    return replace(first, otherwise=_before(first.otherwise, smaller) if first.otherwise else smaller)
+
+
 def _near(graph: Graph, node: NodeProto, behind: Match | Refusal | None) -> Match | Refusal | None:
     """The site of a Conv without a Concat right before it; with one further off, that is said, unless the Conv has
-    groups: those are fused with none."""
+    groups, as those of MixNet behind a Split."""
     if isinstance(behind, Refusal) or attribute(node, "group", 1) != 1:
         return behind
     why = behind_concat(graph, node.input[0], behind.nodes if behind else ())
@@ -179,12 +199,15 @@ def noted(found: Match, note: str) -> Match:
     return replace(found, notes=(*found.notes, note), otherwise=smaller)
 
 
-def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match | Refusal | None:
+def _match(
+    graph: Graph, node: NodeProto, site: Front, wanted: _Wanted, facts: conv_facts.Facts | Refusal | None = None
+) -> Match | Refusal | None:
+    """The site of a Conv over a front. `facts`: those of another filter that computes what is in front as well."""
     if refusal := conv_facts.broken(graph, node, (node, *site.nodes)):
         return refusal if site.concats or has_neighbour(graph, node) else None
-    facts = conv_facts.read(graph, node, site)
+    facts = facts or conv_facts.read(graph, node, site)
     if isinstance(facts, conv_facts.Facts) and facts.depthwise:
-        facts = _depthwise(facts, (node, *site.nodes), bool(site.concats))
+        facts = _depthwise(facts, (node, *site.nodes))
     if isinstance(facts, Refusal):
         return facts if site.concats or has_neighbour(graph, node) else None
     plain = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
@@ -203,13 +226,11 @@ def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match
     for kinds in (views.KINDS, (views.RANGES,), (views.UPSAMPLE,), ()) if in_place else ((),):
         operands = views.choose(graph, plain, rejected, kinds)
         taken.setdefault(tuple(o.tensor for o in operands), operands)
-    # An engine's depthwise kernel is as fast, with nothing to add.
-    alone = wanted.alone and (bool(facts.bias or chains[0].steps) or not facts.depthwise)
     options = [
         (operands, chain, added)
         for operands in taken.values() if len(operands) <= most_sources()
         for chain in chains for added in _residuals(graph, chain, facts, operands)
-        if alone or site.concats or not chain.is_empty or any(o.source.is_view for o in operands)
+        if wanted.alone or site.concats or facts.make or not chain.is_empty or any(o.source.is_view for o in operands)
     ]  # fmt: skip
     if not options:
         reason = (rejected(plain) or "") if site.concats else chains[0].note or " and ".join(seen[0].notes)
@@ -231,12 +252,10 @@ def _match(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match
     return noted(found, why) if why else found
 
 
-def _depthwise(facts: conv_facts.Facts, nodes: tuple[NodeProto, ...], joined: bool) -> conv_facts.Facts | Refusal:
+def _depthwise(facts: conv_facts.Facts, nodes: tuple[NodeProto, ...]) -> conv_facts.Facts | Refusal:
     """The facts of a depthwise convolution that the kernels can run, else why they cannot."""
-    if facts.dtype == "float32":
-        types = "depthwise ones can be fused in float16 and bfloat16, convert the model"
-        return Refusal(f"the filter is float32; {types}", nodes)
-    return Refusal("a depthwise Conv is not fused with its Concat", nodes) if joined else facts
+    types = "depthwise ones can be fused in float16 and bfloat16, convert the model"
+    return Refusal(f"the filter is float32; {types}", nodes) if facts.dtype == "float32" else facts
 
 
 def _residuals(
@@ -280,8 +299,9 @@ def _built(
     takes = views.kinds_of(read) | ({RESIDUAL} if chain.residual else set())
     takes |= {SPREAD} if facts.transposed or facts.spread > 1 else set()
     if not site.concats:
-        takes |= {SINGLE} if takes or not chain.is_empty else {SINGLE, ALONE}
+        takes |= {SINGLE} if takes or facts.make or not chain.is_empty else {SINGLE, ALONE}
     takes |= {DEPTHWISE} if facts.depthwise else set()
+    takes |= {POOLS} if facts.make else set()
     notes = [n for o in read for n in o.notes] + ([chain.note] if chain.note else [])
     return Match(
         call, (conv, *site.nodes, *between.values(), *chain.nodes), tuple(inputs), (chain.output,), saved,
@@ -292,7 +312,7 @@ def _built(
 def merge_key(found: Match) -> Hashable | None:
     """Convolutions of the same sources with the same geometry and activation can be one, with more filters."""
     form = conv_form.form_of(found.call.op_type)
-    if form != Form(form.sources, form.suffix, form.view):
+    if form != Form(form.sources, form.suffix, form.view) or POOLS in found.takes:
         return None
     attrs = tuple((name, tuple(values)) for name, values in found.call.attrs.items())  # type: ignore[arg-type]
     return found.call.op_type, found.inputs[: form.sources], attrs, found.call.dtype
@@ -318,7 +338,7 @@ def _merged(matches: Sequence[Match]) -> Match | None:
     first = matches[0]
     form = replace(conv_form.form_of(first.call.op_type), outputs=len(matches))
     attrs: dict[str, Any] = dict(first.call.attrs)
-    geometry = conv_math.Geometry(*(tuple(attrs[k]) for k in ("kernel_shape", "strides", "pads", "dilations")))
+    geometry = conv_math.Geometry.of(attrs)
     params = {name: attrs[name][0] for name in ("alpha", "lo", "hi")}
     filters = [m.call.outputs[0].dims[1] for m in matches]
     layout = attrs["layout"][0]

@@ -4,6 +4,7 @@ before constants scale it, which the filter then does."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from cutefuse import kernels
 from cutefuse.graph.read import Graph, label
@@ -11,7 +12,7 @@ from cutefuse.kernels import LINEAR
 from cutefuse.match.after import Affine, affine_before
 from cutefuse.match.answer import Match
 from cutefuse.match.conv.read import Folded
-from cutefuse.operators import conv_form
+from cutefuse.operators import conv_form, conv_math
 from cutefuse.operators.conv_call import sources_of
 from cutefuse.operators.conv_form import Form
 
@@ -37,18 +38,21 @@ def of_image(graph: Graph, found: Match, folded: Folded) -> Match | str | None:
         else:
             return None
         nodes = (*nodes, node)
+    image, attrs = replace(form, image=True), dict[str, Any](found.call.attrs)
+    sizes = conv_math.packed_sizes(attrs["channels"], attrs["kernel_shape"], image)
+    w, *others = others
     call = replace(
-        found.call, op_type=replace(form, image=True).op_type,
-        inputs=[replace(source, dtype=dtype, layout=LINEAR), *others], _keep=[],
+        found.call, op_type=image.op_type, attrs=attrs | {"packed_sizes": sizes}, _keep=[],
+        inputs=[replace(source, dtype=dtype, layout=LINEAR), replace(w, dims=(w.dims[0], *sizes)), *others],
     )  # fmt: skip
     if tensor not in graph.inputs or kernels.reject(call):
         return None
-    inputs, folded = found.inputs[1:], folded.behind(steps)
+    folded = folded.behind(steps)
     if steps:
         dims = graph.dims(tensor)
         if dims is None or len(dims) != 4 or dims[1] != source.dims[1]:  # a constant may make channels, or an axis
             return None
         if why := why or folded.reject() or "":
             return f"{steps[-1].node.op_type} '{label(steps[-1].node)}' stays: {why}"
-        inputs = tuple(folded.constants(sources_of(call), call))
-    return replace(found, call=call, nodes=nodes, inputs=(tensor, *inputs), takes=found.takes | {IMAGE})
+    constants = folded.constants(sources_of(call), call)
+    return replace(found, call=call, nodes=nodes, inputs=(tensor, *constants), takes=found.takes | {IMAGE})

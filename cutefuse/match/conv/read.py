@@ -14,7 +14,7 @@ from cutefuse.kernels import Call
 from cutefuse.match.after import Affine, composed
 from cutefuse.match.answer import Constant, Refusal, Traffic
 from cutefuse.match.qdq import dequantises, kind_of
-from cutefuse.operators.conv_form import Source, most_spread
+from cutefuse.operators.conv_form import Form, Source, form_of, most_spread
 from cutefuse.operators.conv_math import Geometry, pack, pack_depthwise
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -43,9 +43,10 @@ class Front:
 class Facts:
     """What the convolution computes: sources and input are N,C,H,W with -1 for unknown sizes.
 
-    weight_dims: K, C, R, S. spread: the filters of a pixel make the channels of so many rows and columns of pixels, as
-    `Form.spread` says. transposed: the weight is a ConvTranspose's [C, channels, rows, columns], the bias one for each
-    channel. by_channel: the weight and the bias have the filters of a channel one after another (CRD).
+    weight_dims: K, C, R, S. make: the filter of these out of the stored one, which it is itself without. spread: the
+    filters of a pixel make the channels of so many rows and columns of pixels, as `Form.spread` says. transposed: the
+    weight is a ConvTranspose's [C, channels, rows, columns], the bias one for each channel. by_channel: the weight and
+    the bias have the filters of a channel one after another (CRD).
     """
 
     dtype: str
@@ -55,13 +56,15 @@ class Facts:
     sources: tuple[tuple[int, int, int, int], ...]
     geometry: Geometry
     depthwise: bool = False
+    make: Callable[[np.ndarray], np.ndarray] | None = None
     spread: int = 1
     transposed: bool = False
     by_channel: bool = False
 
     def filters(self, graph: Graph) -> np.ndarray:
         """The filter [K, C, R, S]."""
-        w = np.asarray(graph.constant(self.weight))
+        stored = np.asarray(graph.constant(self.weight))
+        w = self.make(stored) if self.make else stored
         return self.placed(w.transpose(2, 3, 1, 0).reshape(self.weight_dims) if self.transposed else w)
 
     def biases(self, graph: Graph) -> np.ndarray:
@@ -196,12 +199,16 @@ def _is_plain(graph: Graph, conv: NodeProto) -> bool:
 
 
 def traffic(graph: Graph, site: Front, facts: Facts, element_bytes: int) -> dict[str, Traffic]:
-    """Joined tensor -> what it costs to write and to read it."""
+    """Joined, pooled or sliced tensor -> what it costs to write and to read it."""
     batch, _, height, width = facts.sources[0]
     joined = [c.output[0] for c in site.concats]
     # The outer one, which comes first, has the channels of the filter.
     channels = {t: (graph.dims(t) or (0, -1))[1] if i else facts.weight_dims[1] for i, t in enumerate(joined)}
-    return {t: Traffic((batch, count, height, width), element_bytes) for t, count in channels.items()}
+    made = [n.output[0] for n in site.nodes if n.op_type not in ("Identity", "Dropout")]
+    return {
+        t: Traffic((batch, channels[t], height, width) if t in channels else graph.dims(t) or (-1,), element_bytes)
+        for t in made
+    }
 
 
 def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
@@ -390,7 +397,7 @@ class Folded:
 
     def reject(self) -> str | None:
         """Why folding would not give the same function; None when it does. Reads no weights when nothing is folded."""
-        if not self._steps and not self._before:
+        if not self._steps and not self._before and not self._facts.make:
             return None
         factor, offset = composed(self._before)
         with np.errstate(all="ignore"):
@@ -409,16 +416,16 @@ class Folded:
                 )
         return None
 
-    def packed(self, channels: Sequence[int]) -> np.ndarray:
+    def packed(self, channels: Sequence[int], form: Form) -> np.ndarray:
         """The filter matrix [K, columns] in the activation type, packed for sources of these channel counts."""
         scale, _ = self._scale_and_shift()
         w = self._filter(scale).astype(numpy_type(self._facts.dtype))
-        return pack_depthwise(w) if self._facts.depthwise else pack(w, channels)
+        return pack_depthwise(w) if form.depthwise else pack(w, channels, form)
 
     def constants(self, sources: Sequence[Source], call: Call) -> list[Constant]:
         """Packed filter and bias as operands of a node that makes `call` of these sources."""
         w, b = call.inputs[len(sources) : len(sources) + 2]
-        packed = partial(self.packed, [s.channels for s in sources])
+        packed = partial(self.packed, [s.channels for s in sources], form_of(call.op_type))
         return [
             Constant("packed_weight", tuple(w.dims), w.dtype, packed, typed=True),
             Constant("bias", tuple(b.dims), b.dtype, self.bias),

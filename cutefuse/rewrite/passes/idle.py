@@ -18,6 +18,7 @@ FORMS = {
     "alone": "stands alone",
     "image": "reads the network's image",
     "depthwise": "is depthwise",
+    "pools": "stands behind an average pool or slices that its filter can compute",
     "spread": "is a ConvTranspose or has a DepthToSpace behind it",
 }
 

@@ -4,6 +4,10 @@
 //
 // A unit is 4 channels of a pixel, 8 bytes. A thread computes a unit of kDepthwiseColumns neighbouring outputs, so that
 // each pixel of a row is read once for all of them.
+//
+// Where a filter is dilated and has stride 1, outputs of one residue class read pixels of one such class: dilation_h *
+// dilation_w convolutions without dilation, of as many images. A block computes outputs of one class, down an image
+// and, where that is faster, along its rows.
 #pragma once
 
 #include "conv/depthwise.h"
@@ -21,27 +25,41 @@ struct DepthwiseTraits {
   static_assert(kBytes == 2 && kThreads == kDepthwiseThreads && kBlocks == kDepthwiseBlocks);
 };
 
+// The outputs of a block, a step apart from the first one on.
+struct DepthwiseTile : ImageTile {
+  __device__ __forceinline__ DepthwiseTile(Problem const &p, BlockCut const &cut) : ImageTile(p, cut) {
+    if (cut.classes == 1) return;  // else n counts the classes of all images
+    int const image = n / cut.classes, own = n - image * cut.classes, across = min(cut.step_w, p.Q);
+    int const down = own / across;
+    n = image, row = row * cut.step_h + down, column = column * cut.step_w + own - down * across;
+    rows = min(cut.height, ceil_div(p.P - row, cut.step_h));  // none where the last classes have fewer
+    columns = min(cut.width, ceil_div(p.Q - column, cut.step_w));
+  }
+};
+
 // Copies rows of pixels, the channels of this block alone, one row a warp and 16 bytes a lane.
 template <class Traits>
-__device__ __forceinline__ void copy_channels(Params const &params, ImageTile const &tile, uint32_t shared) {
+__device__ __forceinline__ void copy_channels(Params const &params, DepthwiseTile const &tile, uint32_t shared) {
   constexpr int kBytes = Traits::kBytes, kChunk = 16;
   Problem const &p = params.problem;
   BlockCut const &cut = params.cut;
   int const h0 = tile.row * p.stride_h - p.pad_top, w0 = tile.column * p.stride_w - p.pad_left;
-  int64_t const pixel_bytes = p.ldx[0] * kBytes;
-  char const *const image =
-      static_cast<char const *>(params.x[0]) + int64_t(tile.n) * p.H * p.W * pixel_bytes + tile.filter * kBytes;
   int const lane = threadIdx.x % 32, shift = cut.shift - 1;  // 1 << shift chunks of a pixel
   int const at = (lane & ((1 << shift) - 1)) * kChunk, count = max(0, min(kChunk, tile.filters * kBytes - at));
+  int source = 0, channel = tile.filter + at / kBytes;  // of the lane's chunk, which lies in one source
+  for (; source + 1 < p.sources && channel >= p.C[source]; ++source) channel -= p.C[source];
+  int64_t const pixel_bytes = p.ldx[source] * kBytes;
+  char const *const image =
+      static_cast<char const *>(params.x[source]) + int64_t(tile.n) * p.H * p.W * pixel_bytes + channel * kBytes;
   CUTE_NO_UNROLL
   for (int row = threadIdx.x / 32; row < cut.rows; row += Traits::kThreads / 32) {
-    int const h = h0 + row;
+    int const h = h0 + row * cut.step_h;
     bool const inside = unsigned(h) < unsigned(p.H) && count > 0;
-    char const *const from = image + (int64_t(h) * p.W + w0) * pixel_bytes + at;
+    char const *const from = image + (int64_t(h) * p.W + w0) * pixel_bytes;
     uint32_t const to = shared + row * cut.span * BlockCut::kUnitBytes;
 #pragma unroll 2
     for (int i = lane; i < cut.span / 2; i += 32) {
-      int const pixel = i >> shift;
+      int const pixel = (i >> shift) * cut.step_w;
       bool const exists = inside && unsigned(w0 + pixel) < unsigned(p.W);
       g2s_chunk<kChunk>(to + i * kChunk, exists ? from + pixel * pixel_bytes : params.x[0], exists ? count : 0);
     }
@@ -50,7 +68,7 @@ __device__ __forceinline__ void copy_channels(Params const &params, ImageTile co
 
 // [R][S][channel] of this block's channels; those behind the last are zeros.
 template <class Traits>
-__device__ __forceinline__ void copy_taps(Params const &params, ImageTile const &tile, uint32_t shared) {
+__device__ __forceinline__ void copy_taps(Params const &params, DepthwiseTile const &tile, uint32_t shared) {
   using Element = typename Traits::Element;
   constexpr int kChunk = 16, kVector = kChunk / Traits::kBytes;
   int const shift = params.cut.shift - 1, K = params.problem.K;
@@ -114,7 +132,7 @@ __device__ __forceinline__ void add_taps(Params const &params, uint32_t from, ty
     sums(2, column) += float(x.v[2]) * filter.z, sums(3, column) += float(x.v[3]) * filter.w;
   };
   CUTE_NO_UNROLL
-  for (int r = 0; r < p.R; ++r, from += p.dilation_h * cut.span * BlockCut::kUnitBytes) {
+  for (int r = 0; r < p.R; ++r, from += cut.dilation_h * cut.span * BlockCut::kUnitBytes) {
     if constexpr (kS > 0) {
       float4 filter[kS];
       CUTE_UNROLL
@@ -134,7 +152,7 @@ __device__ __forceinline__ void add_taps(Params const &params, uint32_t from, ty
         float4 const filter = widened(w);
         CUTE_UNROLL
         for (int i = 0; i < kColumns; ++i) {
-          add(filter, load_unit(from + (i * p.stride_w + s * p.dilation_w) * pixel_bytes), i);
+          add(filter, load_unit(from + (i * p.stride_w + s * cut.dilation_w) * pixel_bytes), i);
         }
       }
     }
@@ -149,12 +167,13 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   extern __shared__ __align__(1024) unsigned char shared[];
   Problem const &p = params.problem;
   BlockCut const &cut = params.cut;
-  ImageTile const tile(p, cut);
+  DepthwiseTile const tile(p, cut);
   uint32_t const pixels = cast_smem_ptr_to_uint(shared);
   auto *const filters = reinterpret_cast<Element *>(shared + cut.pixels_bytes());  // [R][S][channel]
   auto *const bias = reinterpret_cast<float *>(filters + params.taps * cut.filters);
   let_next_kernel_start();
   wait_for_previous_kernel();  // no global memory has been touched yet
+  if (tile.rows <= 0 || tile.columns <= 0) return;
   copy_channels<Traits>(params, tile, pixels);
   copy_taps<Traits>(params, tile, cast_smem_ptr_to_uint(filters));
   if (int const k = threadIdx.x; k < cut.filters) bias[k] = k < tile.filters ? __ldg(params.b + tile.filter + k) : 0;
@@ -170,7 +189,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
   Clamp<Element> const clamp(p);
   bool const by_fours = cut.ld % 4 == 0;
   // Of a filter's columns and its stride, where code for them may exist.
-  int const kind = p.dilation_w == 1 && p.stride_w <= 2 ? p.S * 2 + p.stride_w : 0;
+  int const kind = cut.dilation_w == 1 && p.stride_w <= 2 ? p.S * 2 + p.stride_w : 0;
   CUTE_NO_UNROLL
   for (; group * kColumns < tile.columns; group += step_groups, row += step_rows) {
     if (row >= tile.rows && (row -= tile.rows, ++group * kColumns >= tile.columns)) break;
@@ -201,8 +220,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
         add_taps<Traits, 0, 0>(params, from, w, sums);
     }
     if (!clamp.is_all) activate(sums, p);
-    auto *const to = static_cast<Element *>(params.ys[0]) +
-                     (int64_t(tile.n * p.P + tile.row + row) * p.Q + tile.column + column) * cut.ld + k;
+    int64_t const y_row = int64_t(tile.n * p.P + tile.row + row * cut.step_h) * p.Q, ld = int64_t(cut.step_w) * cut.ld;
+    auto *const to = static_cast<Element *>(params.ys[0]) + (y_row + tile.column + column * cut.step_w) * cut.ld + k;
     auto const store = [&](auto const &put) {
       CUTE_UNROLL
       for (int i = 0; i < kColumns; ++i) {
@@ -213,7 +232,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
           Pair<Element> const pair = clamp(sums(half * 2, i), sums(half * 2 + 1, i));
           y.v[half * 2] = pair.v[0], y.v[half * 2 + 1] = pair.v[1];
         }
-        put(to + i * cut.ld, y);
+        put(to + i * ld, y);
       }
     };
     if (by_fours && k + 4 <= p.K) {  // without the tests of each channel, which would take as long as the sums

@@ -6,7 +6,7 @@
 
 namespace cutefuse::conv {
 
-// Copies 8 or 16 bytes; `bytes` of them are read and the rest becomes zero.
+// Copies 4, 8 or 16 bytes; `bytes` of them are read and the rest becomes zero.
 template <int kChunk>
 __device__ __forceinline__ void g2s_chunk(uint32_t shared, void const *global, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kChunk), "r"(bytes));
@@ -251,37 +251,32 @@ __device__ __forceinline__ void copy_pixels(Params const &params, ImageTile cons
 // Filters as mma reads them, [kGroups * 16 of them][step][16 of those][lane][8 numbers], units behind the last tap and
 // filters behind the last are zeros; and where the pixel of each unit lies behind that of the first tap, in bytes,
 // -1 behind the last.
+//
+// A lane's 8 numbers are the first halves of a unit of two filters, then the second halves, so that half a unit is
+// copied at a time. Eight threads copy a step of a filter, 32 neighbouring bytes where it is packed compactly.
 template <class Traits>
 __device__ __forceinline__ void copy_filters(Params const &params, ImageTile const &tile, uint32_t filters,
                                              int *offsets) {
-  constexpr int kBytes = Traits::kBytes, kUnit = BlockCut::kUnitBytes, kAtOnce = 4;
-  constexpr int kGroups = Traits::kGroups, kVector = Traits::kVector;
+  constexpr int kBytes = Traits::kBytes, kUnit = BlockCut::kUnitBytes, kHalf = kUnit / 2;
+  constexpr int kGroups = Traits::kGroups, kVector = Traits::kVector, kRows = Traits::kThreads / 8;
+  static_assert(Traits::kTile.n % kRows == 0, "a block's filters are whole rounds of all threads");
   Problem const &p = params.problem;
   BlockCut const &cut = params.cut;
-  int const units = params.taps << cut.shift, parts = (1 << cut.shift) - 1, lane = threadIdx.x % 4;
+  int const units = params.taps << cut.shift, parts = (1 << cut.shift) - 1, tap_bytes = p.tap_channels * kBytes;
+  int const half = threadIdx.x % 2, lane = threadIdx.x / 2 % 4, n = threadIdx.x / 8;
+  int const row_bytes = params.columns * kBytes;
+  char const *const from = static_cast<char const *>(params.w) + int64_t(tile.filter + n) * row_bytes + half * kHalf;
+  uint32_t to =
+      filters + n % kVector / 2 * kFragmentBytes + (n / kVector % 8 * 4 + lane) * 16 + (half * 2 + n % 2) * kHalf;
   CUTE_NO_UNROLL
-  for (int n = threadIdx.x / 4; n < cut.filters; n += Traits::kThreads / 4) {
-    char const *const from = static_cast<char const *>(params.w) + int64_t(tile.filter + n) * params.columns * kBytes;
-    int const left = n < tile.filters ? units : 0;
-    int const pass = n / (kGroups * 16), row = n / kVector % 8, group = n % kVector / 2, half = n % 2;
-    uint32_t const to =
-        filters + (pass * cut.steps * kGroups + group) * kFragmentBytes + (row * 4 + lane) * 16 + half * 4;
-    CUTE_NO_UNROLL
-    for (int first = 0; first < cut.steps; first += kAtOnce) {
-      uint2 w[kAtOnce];
-      CUTE_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        int const unit = (first + i) * 4 + lane;
-        char const *const at = from + (unit >> cut.shift) * (kChannelBlock * kBytes) + (unit & parts) * kUnit;
-        w[i] = load_four_if(unit < left, reinterpret_cast<uint16_t const *>(at));
-      }
-      CUTE_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i >= cut.steps) break;
-        uint32_t const at = to + (first + i) * kGroups * kFragmentBytes;
-        asm volatile("st.shared.b32 [%0], %1; st.shared.b32 [%0 + 8], %2;" ::"r"(at), "r"(w[i].x), "r"(w[i].y)
-                     : "memory");
-      }
+  for (int unit = lane; unit < cut.steps * 4; unit += 4, to += kGroups * kFragmentBytes) {
+    char const *at = from + ((unit >> cut.shift) * tap_bytes + (unit & parts) * kUnit);
+    CUTE_UNROLL
+    for (int i = 0; i < BlockCut::kMostFilters; i += kRows, at += kRows * row_bytes) {  // filter n + i
+      if (i >= cut.filters) break;
+      int const pass = i / (kGroups * 16), row = i / kVector % 8;
+      g2s_chunk<kHalf>(to + pass * cut.steps * kGroups * kFragmentBytes + row * 64, at,
+                       unit < units && n + i < tile.filters ? kHalf : 0);
     }
   }
   for (int unit = threadIdx.x; unit < cut.steps * 4; unit += Traits::kThreads) {

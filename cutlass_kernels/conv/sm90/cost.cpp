@@ -174,7 +174,8 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p) {
   double load_pixels = tile.pixels() / tile.cluster_f;
   if (tile.halo) {
     HaloPlan const plan = halo_plan(p, tile);
-    load_pixels = double(plan.pitch) * plan.rows / taps_each;
+    int const patches = std::min(p.stride_h, p.R) * std::min(p.stride_w, p.S);
+    load_pixels = double(plan.pitch) * plan.rows * patches / taps_each;
   }
   bool const in_turn = tile.schedule == Sm90Schedule::kPingPong;
   double const rewrite = !p.pre_activated ? 0 : in_turn ? kRewriteInTurn : kRewrite;
@@ -247,6 +248,26 @@ double narrow_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
   return std::max(std::ceil(tiles / sm_count) - 1, 0.0) * clocks + std::min(tiles / sm_count, 1.0) * clocks;
 }
 
+// ---- patches whose pixels are rows, in clocks -----------------------------------------------------------------------
+
+// Of all tiles, in waves of as many as run at once: each as long as a block takes alone, or longer where blocks share
+// what multiplies and loads. calibration/patch_rows.py fits the constants.
+double rows_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
+  constexpr double kStep = 18.5, kRow = 2.1, kTile = 960, kTap = 96, kOutput = 0.091;
+  HaloPlan const plan = halo_plan(p, tile);
+  int const patches = std::min(p.stride_h, p.R) * std::min(p.stride_w, p.S), taps = p.R * p.S;
+  double steps = 0, chunks = 0;  // k-steps of 64 pixels; patches of channels
+  for (int i = 0; i < p.sources; ++i) {
+    steps += double(ceil_div(p.C[i], 16)) * taps * tile.pixels() / 64;
+    chunks += ceil_div(p.C[i], halo_channels(tile));
+  }
+  double const work = std::max(steps * kStep, chunks * patches * plan.pitch * plan.rows * kRow) +
+                      kOutput * tile.pixels() * tile.filters;
+  double const alone = kTile + chunks * taps * kTap + work;
+  int const tiles = pixel_tiles(tile, p), blocks = std::clamp(ceil_div(tiles, sm_count), 1, rows_blocks(tile, plan));
+  return std::ceil(double(tiles) / (sm_count * blocks)) * std::max(alone, blocks * work);
+}
+
 // ---- all tiles ------------------------------------------------------------------------------------------------------
 
 // Microseconds for sources, filters, outputs and shortcut to pass through the memory that all multiprocessors share.
@@ -299,15 +320,17 @@ double sm90_us(Sm90Tile const &row, Problem const &problem, int sm_count) {
   bool const small = tile.schedule == Sm90Schedule::kSmall;
   // First loads and last stores, in us. A patch's pixels and filters are loaded by two warps; one of pairs is twice as
   // large.
-  constexpr double kSmallEnds = 1.12, kPatchEnds = 2.0, kPairEnds = 2.2, kTurnEnds = 2.4, kEnds = 2.6;
+  constexpr double kSmallEnds = 1.12, kRowsEnds = 3.0, kPatchEnds = 2.0, kPairEnds = 2.2, kTurnEnds = 2.4, kEnds = 2.6;
   double const ends = small                                      ? kSmallEnds
+                      : keeps_filters(tile)                      ? kRowsEnds
                       : tile.beside > 1                          ? kPairEnds
                       : tile.halo                                ? kPatchEnds
                       : tile.schedule == Sm90Schedule::kPingPong ? kTurnEnds
                                                                  : kEnds;
   // The two overlap, but not completely. Not std::hypot: a wheel would need glibc 2.35 for it.
-  double const computing =
-      small ? small_us(tile, p, splits, sm_count, room) : tiles_clocks(tile, p, sm_count) / kClocksPerUs;
+  double const computing = small                 ? small_us(tile, p, splits, sm_count, room)
+                           : keeps_filters(tile) ? rows_clocks(tile, p, sm_count) / kClocksPerUs
+                                                 : tiles_clocks(tile, p, sm_count) / kClocksPerUs;
   double const memory = memory_us(tile, p), us = std::sqrt(computing * computing + memory * memory);
   return ends + us + (small ? 0 : narrow_clocks(tile, p, sm_count) / kClocksPerUs);
 }

@@ -1,7 +1,10 @@
-// Convolution on Hopper, halo path for stride-1 RxS filters: a patch of pixels is loaded into shared memory once per
-// channel chunk, with its halo, and every tap is multiplied from there. The pixel operand of a tap is the same tile
-// read from another row: a K-major swizzled operand may start at any row (8 pixels are a core matrix, the next 8 lie
-// one row of the patch further). im2col would fetch each pixel R*S times from L2.
+// Convolution on Hopper, halo path for RxS filters: a patch of pixels is loaded into shared memory once per channel
+// chunk, with its halo, and every tap is multiplied from there. The pixel operand of a tap is the same tile read from
+// another row: a K-major swizzled operand may start at any row (8 pixels are a core matrix, the next 8 lie one row of
+// the patch further). im2col would fetch each pixel R*S times from L2.
+//
+// Under a stride of 2 a tap reads every other pixel. Those of one parity along each axis are an image of their own,
+// over which the taps that read them have stride 1: such a chunk has a patch for each parity, up to four.
 #pragma once
 
 #include "conv/sm90/beside.cuh"
@@ -66,14 +69,33 @@ struct Patch {
   }
 };
 
-// Calls f(source, channel, column of tap 0) for every channel chunk of the reduction.
+// The taps that read the pixels of one patch: rows x columns of them from (r,s) on, a stride apart.
+struct PatchTaps {
+  int r = 0, s = 0, rows, columns;
+
+  CUTE_DEVICE explicit PatchTaps(Problem const &p) { count(p); }
+  CUTE_DEVICE bool exists(Problem const &p) const { return r < cute::min(p.stride_h, p.R); }
+  CUTE_DEVICE void advance(Problem const &p) {
+    if (++s == cute::min(p.stride_w, p.S)) s = 0, ++r;
+    count(p);
+  }
+
+ private:
+  CUTE_DEVICE void count(Problem const &p) {  // strides are 1 or 2
+    rows = p.R - r + p.stride_h - 1 >> p.stride_h - 1, columns = p.S - s + p.stride_w - 1 >> p.stride_w - 1;
+  }
+};
+
+// Calls f(source, channel, column of tap 0, taps) for every patch of the reduction: for every channel chunk, and of
+// strided filters for every parity.
 template <int kChannels, class F>
-CUTE_DEVICE void for_each_chunk(Problem const &p, F const &f) {
+CUTE_DEVICE void for_each_patch(Problem const &p, F const &f) {
   int const taps = p.R * p.S;
   int block_column = 0;
   for (int source = 0; source < p.sources; ++source) {
     for (int channel = 0; channel < p.C[source]; channel += kChannels) {
-      f(source, channel, block_column + channel / kChannelBlock * taps * kChannelBlock + channel % kChannelBlock);
+      int const column = block_column + channel / kChannelBlock * taps * kChannelBlock + channel % kChannelBlock;
+      for (PatchTaps of_patch(p); of_patch.exists(p); of_patch.advance(p)) f(source, channel, column, of_patch);
     }
     block_column += blocks_of(p.C[source]) * taps * kChannelBlock;
   }
@@ -101,14 +123,16 @@ CUTE_DEVICE void fill_patches(typename Traits::SharedStorage &shared, Sm90Params
   Problem const &p = params.problem;
   HaloPlan const &plan = params.halo;
   int const pad_a = plan.swapped ? p.pad_top : p.pad_left, pad_b = plan.swapped ? p.pad_left : p.pad_top;
+  int const stride_a = plan.swapped ? p.stride_h : p.stride_w, stride_b = plan.swapped ? p.stride_w : p.stride_h;
   int const bytes = plan.pitch * plan.rows * Traits::kPixelBytes;
   Ring ring(plan.halo_stages);
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
     Patch const patch(params, place.tile_x(tile), Traits::kTileA, Traits::kPixelsB);
-    for_each_chunk<Traits::kChannels>(p, [&](int source, int channel, int) {
+    for_each_patch<Traits::kChannels>(p, [&](int source, int channel, int, PatchTaps const &taps) {
       uint64_t *const full = &shared.halo_full[ring.stage];
       unsigned char *const to = shared.stages + ring.stage * plan.stage_bytes;
-      int const a = patch.a - pad_a, b = patch.b - pad_b;
+      int const a = patch.a * stride_a - pad_a + (plan.swapped ? taps.r : taps.s);
+      int const b = patch.b * stride_b - pad_b + (plan.swapped ? taps.s : taps.r);
       Barrier::wait(&shared.halo_empty[ring.stage], ring.phase ^ 1);
       if (ring.stage == 0) wait_for_previous_kernel();  // before the first load; later calls return at once
       if constexpr (Traits::kBeside > 1) {
@@ -127,15 +151,17 @@ template <class Traits>
 CUTE_DEVICE void fill_filters(typename Traits::SharedStorage &shared, Sm90Params const &params,
                               ClusterPlace const &place, unsigned char *filter_stages) {
   Problem const &p = params.problem;
-  int const columns = p.S + Traits::kBeside - 1, taps = p.R * columns;
+  int const taps = p.R * p.S;
   Ring ring(params.halo.filter_stages);
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
     int const tile_f = place.tile_f(tile), filter = TileFilters(params, tile_f, Traits::kTileFilters, 0).first;
     FilterBox const box(params, tile_f);
     int const bytes = Traits::kFilterBytes - box.missing * Traits::kPixelBytes;
-    for_each_chunk<Traits::kChannels>(p, [&](int, int, int column) {
+    for_each_patch<Traits::kChannels>(p, [&](int, int, int column, PatchTaps const &of_patch) {
       int const block = params.by_taps.divide(column / kChannelBlock);
-      for (int tap = 0, s = 0; tap < taps; ++tap) {
+      int const columns = of_patch.columns + Traits::kBeside - 1, count = of_patch.rows * columns;
+      int tap = of_patch.r * p.S + of_patch.s;  // of all taps
+      for (int i = 0, s = 0; i < count; ++i) {
         uint64_t *const full = &shared.filter_full[ring.stage];
         Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
         TransactionBarrier::arrive_and_expect_tx(full, bytes);
@@ -150,6 +176,10 @@ CUTE_DEVICE void fill_filters(typename Traits::SharedStorage &shared, Sm90Params
                                   alone ? block * taps + tap : block, filter, full, to);
         } else {
           load_filters<Traits::kScaled>(params, box.map, column + tap * kChannelBlock, filter, full, to);
+        }
+        if constexpr (Traits::kBeside == 1) {
+          tap += p.stride_w;
+          if (++s == columns) s = 0, tap += p.stride_h * p.S - columns * p.stride_w;
         }
         ring.advance();
       }
@@ -203,7 +233,6 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
   Problem const &p = params.problem;
   HaloPlan const &plan = params.halo;
   int const warpgroup = cutlass::canonical_warp_group_idx();
-  int const columns = p.S + Traits::kBeside - 1, taps = p.R * columns;
   int const pad_a = plan.swapped ? p.pad_top : p.pad_left;
   ClusterPlace const place(params);
   unsigned char *const filter_stages = shared.stages + plan.halo_stages * plan.stage_bytes;
@@ -252,11 +281,13 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
         CUTE_UNROLL
         for (int i = 0; i < kWidth / 2; ++i) warpgroup_fence_operand(acc[0][i]);
       };
-      for_each_chunk<kChannels>(p, [&](int source, int channel, int) {
+      for_each_patch<kChannels>(p, [&](int source, int channel, int, PatchTaps const &of_patch) {
+        int const columns = of_patch.columns + Traits::kBeside - 1, taps = of_patch.rows * columns;
+        bool const first_patch = of_patch.r + of_patch.s == 0;  // of this chunk
         int const left = p.C[source] - channel, all_steps = ceil_div(left < kChannels ? left : kChannels, kStep);
         // Half of the steps; of a single one the second warpgroup has the next, which is zeros.
         int const steps = kHalves ? cute::max(1, (all_steps + 1 - consumer) / 2) : all_steps;
-        if (Traits::kScaled && channel == 0 && params.rescale[source].factor != 1.f) {
+        if (Traits::kScaled && channel == 0 && first_patch && params.rescale[source].factor != 1.f) {
           finish();
           rescale(acc[0], params.rescale[source]);
         }
@@ -270,7 +301,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
         int of_row = 0, of_tap = Traits::kBeside > 1 ? beside.pixel(0) * Traits::kPixelBytes : 0, s = 0;
         int const step = plan.step_s * Traits::kPixelBytes, to_next_row = plan.step_r * Traits::kPixelBytes;
         constexpr bool kComes = !Traits::kScaled && !Traits::kDirect;
-        bool const comes = kComes && source == 0 && channel == 0 && has_shortcut(p);
+        bool const comes = kComes && source == 0 && channel == 0 && first_patch && has_shortcut(p);
         // A tap's products may take less time than its instructions, most of which wait for one another: so they are
         // few, an addition for each operand's place, and threads arrive without a branch.
         CUTE_NO_UNROLL

@@ -3,6 +3,7 @@
 
 #include "conv/sm90/halo.cuh"
 #include "conv/sm90/im2col.cuh"
+#include "conv/sm90/patch_rows.cuh"
 #include "conv/sm90/small.cuh"
 
 namespace cutefuse::conv {
@@ -23,6 +24,9 @@ Kernels sm90_kernels() {
   } else if constexpr (kTile.schedule == Sm90Schedule::kSmall) {
     using Traits = Sm90Small<Element, kTile.filters, kTile.pixels(), kPre, kTile.enlarges, kTile.pixel_rows>;
     return {{reinterpret_cast<void const *>(conv_sm90_small<Traits>), Traits::kThreads, 0}, {}};  // see plan_sm90
+  } else if constexpr (kTile.halo && kTile.pixel_rows) {
+    using Traits = Sm90PatchRows<Element, kTile.filters, kTile.pixels_b, halo_channels(kTile)>;
+    return {{reinterpret_cast<void const *>(conv_sm90_patch_rows<Traits>), Traits::kThreads, 0}, {}};  // see plan_sm90
   } else if constexpr (kTile.halo) {
     constexpr Sm90Tile kPatch = as_multiplied(kTile);
     using Traits = Sm90Halo<Element, kPatch.filters, kPatch.pixels_a, kPatch.pixels_b, kTile.pairs, kTile.beside>;

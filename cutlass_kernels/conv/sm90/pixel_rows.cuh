@@ -22,6 +22,7 @@ struct RowBiases {
 // The biases of a unit's two filters.
 struct UnitBiases {
   float bias[2];
+  UnitBiases() = default;
   CUTE_DEVICE UnitBiases(RowBiases const &all, int unit) {
     CUTE_UNROLL
     for (int i = 0; i < 2; ++i) bias[i] = 8 * unit + i < all.left ? __ldg(all.from + 8 * unit + i) : 0.f;
@@ -66,7 +67,7 @@ CUTE_DEVICE bool holds_pad_lanes(BegunWithBias const &) { return false; }
 // ---- outputs --------------------------------------------------------------------------------------------------------
 
 // As UnitPlace, where a unit is 8 filters of a warpgroup's pixels: a thread has two neighbouring filters of one pixel,
-// and of the one that is 8 pixels on.
+// and of the one that is 8 rows of wgmma on.
 template <class Element>
 struct RowPlace {
   using Output = Element;
@@ -78,16 +79,22 @@ struct RowPlace {
 
   // Of the warpgroup whose pixels begin at `first`.
   template <class Pair>
-  CUTE_DEVICE RowPlace(Sm90Params const &params, TileFilters const &filters, Pair const &, int first) {
+  CUTE_DEVICE RowPlace(Sm90Params const &params, TileFilters const &filters, Pair const &, int first)
+      : RowPlace(params, filters, first + of_thread(), 8,
+                 ceil_div(params.problem.N * params.problem.P * params.problem.Q - first - of_thread(), 8)) {}
+  // Of `pixel` and the one `step` pixels on. As many of them exist as the caller says.
+  CUTE_DEVICE RowPlace(Sm90Params const &params, TileFilters const &filters, int pixel, int step, int pixels_)
+      : pixels(pixels_) {
     Problem const &p = params.problem;
     Sm90Output const &output = params.outputs[filters.output];
-    int const pixel = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    int const column = threadIdx.x % 4 * 2;
     y = static_cast<Element *>(output.y) + pixel * output.ld + filters.in_output + column;
     z = static_cast<Element const *>(params.shortcut) + pixel * p.ldz + filters.first + column;
-    step_y = 8 * output.ld, step_z = 8 * p.ldz;
-    pixels = ceil_div(p.N * p.P * p.Q - pixel, 8), units = ceil_div(output.last - filters.first, 8);
-    left = output.last - filters.first - column;
+    step_y = step * output.ld, step_z = step * p.ldz;
+    units = ceil_div(output.last - filters.first, 8), left = output.last - filters.first - column;
   }
+  // Row of wgmma of a thread's first pixel.
+  static CUTE_DEVICE int of_thread() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
   // The shortcut's elements that belong to a unit, and to two neighbouring ones: see store_two.
   CUTE_DEVICE void load(uint32_t (&shortcut)[2], int unit) const {
     CUTE_UNROLL
@@ -129,7 +136,10 @@ struct RowPlace {
       uint32_t const a = without_pads(first[i], unit), b = without_pads(second[i], unit + 1);
       uint32_t const other = __shfl_xor_sync(~0u, odd ? a : b, 1);
       if (unit + odd >= units || i >= pixels) continue;
-      *reinterpret_cast<uint2 *>(y + i * step_y + 8 * unit + 6 * odd) = odd ? uint2{other, b} : uint2{a, other};
+      // Of a struct the compiler would store 4 bytes at a time.
+      asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(y + i * step_y + 8 * unit + 6 * odd), "r"(odd ? other : a),
+                   "r"(odd ? b : other)
+                   : "memory");
     }
   }
 };

@@ -189,7 +189,7 @@ char const *plan_sm90(Op const &op, Sm90Tile const &row, Call const &call, Probl
   Launch &launch = state.launch;
   Kernel kernel = find(tile.id).main;
   // The most that a launch of the kernel may take.
-  if (tile.schedule == Sm90Schedule::kSmall) kernel.shared_bytes = kSmallSharedBytes - 1024;
+  if (tile.schedule == Sm90Schedule::kSmall || keeps_filters(tile)) kernel.shared_bytes = kSmallSharedBytes - 1024;
   launch.kernel = kernel, launch.early = true;
   if (char const *why = prepare(launch, true)) return refused(op, tile.id, why);
   Room room{};
@@ -203,10 +203,14 @@ char const *plan_sm90(Op const &op, Sm90Tile const &row, Call const &call, Probl
     k.holds_next = 3 * k.cluster_tiles <= small.at_once;  // the next two launches would both start early
     launch.kernel.shared_bytes = small_shared_bytes(tile, p, splits > 1, k.stages);
   }
+  int blocks = 1;  // on a multiprocessor
+  if (keeps_filters(tile)) {
+    blocks = rows_blocks(tile, k.halo), launch.kernel.shared_bytes = rows_shared_bytes(tile, k.halo);
+  }
   launch.cluster = k.cluster_f * k.splits;
   // Blocks that do not divide the reduction take tiles in turn, as many as there are multiprocessors.
   bool const persistent = tile.schedule != Sm90Schedule::kSmall;
-  int const at_once = std::max(1, call.sm_count / launch.cluster);
+  int const at_once = std::max(1, call.sm_count * blocks / launch.cluster);
   launch.blocks = std::int64_t(persistent ? std::min(k.cluster_tiles, at_once) : k.cluster_tiles) * launch.cluster;
   if (CUresult const result = encode_maps(state.params, tile)) {
     return sentence("%s: tile %s needs tensor maps that the driver refused (error %d); use another tile", op.name,

@@ -59,14 +59,16 @@ CUtensorMapSwizzle swizzle_of(int row_bytes) {
 // What L2 fetches at a time. 256 bytes take up to a tenth longer where pixels begin between two of its lines.
 constexpr CUtensorMapL2promotion kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 
-// Dimension 0 is dense, strides_bytes are those of dimensions 1.. . Of dimension 1 the box holds every step-th element.
+// Dimension 0 is dense, strides_bytes are those of dimensions 1.. . Of dimensions 1 and 2 the box holds every step-th
+// element.
 template <int kRank>
 CUresult encode_tiled(CUtensorMap *map, Type type, cuuint64_t const (&dims)[kRank],
-                      cuuint64_t const (&strides_bytes)[kRank - 1], cuuint32_t const (&box)[kRank],
-                      cuuint32_t step = 1) {
+                      cuuint64_t const (&strides_bytes)[kRank - 1], cuuint32_t const (&box)[kRank], cuuint32_t step = 1,
+                      cuuint32_t rows_step = 1) {
   cuuint32_t steps[kRank];
   std::fill(steps, steps + kRank, 1u);
   steps[1] = step;
+  if (kRank > 2) steps[2] = rows_step;
   int const row_bytes = int(box[0]) * size_of(type);
   return Driver::get().tiled(map, map_type(type), kRank, kNowhere, dims, strides_bytes, box, steps,
                              CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(row_bytes), kPromotion,
@@ -85,13 +87,13 @@ CUresult encode_im2col(CUtensorMap *map, Type type, cuuint64_t const (&dims)[4],
                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-// A map over images of dense pixels, (channel,w,h,n), or with the axes of an image swapped; of the tensor's rows every
-// row_step-th one.
+// A map over images of dense pixels, (channel,w,h,n), or with the axes of an image swapped, as those of the box are; of
+// the tensor's rows every row_step-th one. The box holds every step-th pixel.
 CUresult encode_image(CUtensorMap *map, Type type, cuuint64_t const (&dims)[4], cuuint64_t pixel, bool swapped,
-                      cuuint32_t const (&box)[4], int row_step = 1) {
+                      cuuint32_t const (&box)[4], int row_step = 1, cuuint32_t step_w = 1, cuuint32_t step_h = 1) {
   cuuint64_t const row = pixel * dims[1] * row_step, image = row * dims[2];
-  if (swapped) return encode_tiled<4>(map, type, {dims[0], dims[2], dims[1], dims[3]}, {row, pixel, image}, box);
-  return encode_tiled<4>(map, type, dims, {pixel, row, image}, box);
+  if (!swapped) return encode_tiled<4>(map, type, dims, {pixel, row, image}, box, step_w, step_h);
+  return encode_tiled<4>(map, type, {dims[0], dims[2], dims[1], dims[3]}, {row, pixel, image}, box, step_h, step_w);
 }
 
 // An enlarged source of a patch, of which one load brings a row: (channel,repetition,a,b,n).
@@ -132,8 +134,11 @@ CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
   Problem const &p = k.problem;
   cuuint64_t const C = p.C[i], W = p.W, H = p.H, N = p.N, pixel = size_of(p.type) * p.ldx[i];
   if (tile.halo) {
-    cuuint32_t const channels = halo_channels(tile), pitch = k.halo.pitch, rows = k.halo.rows;
-    return encode_image(&k.x[i], p.type, {C, W, H, N}, pixel, k.halo.swapped, {channels, pitch, rows, 1});
+    cuuint32_t const step_w = p.stride_w, step_h = p.stride_h;
+    cuuint32_t const a = k.halo.pitch * (k.halo.swapped ? step_h : step_w),
+                     b = k.halo.rows * (k.halo.swapped ? step_w : step_h);
+    return encode_image(&k.x[i], p.type, {C, W, H, N}, pixel, k.halo.swapped,
+                        {cuuint32_t(halo_channels(tile)), a, b, 1}, 1, step_w, step_h);
   }
   if (tile.enlarges) return encode_phase(k, tile, i);
   cuuint32_t const share = tile.pixels() / k.cluster_f;  // pixels that one block loads for its cluster

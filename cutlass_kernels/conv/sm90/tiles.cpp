@@ -30,6 +30,22 @@ int pitch_of(Problem const &p, int size, int reach, int pad, int pixel_bytes) {
   return ceil_div(before + size + reach, whole) * whole;
 }
 
+// All taps of all channels stay, and pixels have two stages, or more where as many blocks share a multiprocessor. None
+// if that is too much for a block.
+void keep_filters(Problem const &p, Sm90Tile const &tile, HaloPlan &plan) {
+  std::int64_t chunks = 0;
+  for (int i = 0; i < p.sources; ++i) chunks += ceil_div(p.C[i], halo_channels(tile));
+  if (chunks * p.R * p.S * tile.filters * halo_channels(tile) * tile.type_bytes > kHaloSharedBytes) return;
+  plan.filter_stages = int(chunks) * p.R * p.S, plan.halo_stages = 2;
+  int const blocks = rows_blocks(tile, plan);
+  while (plan.halo_stages < kHaloMaxStages && blocks > 0) {
+    HaloPlan longer = plan;
+    if (++longer.halo_stages, rows_blocks(tile, longer) < blocks) break;
+    plan = longer;
+  }
+  if (blocks == 0) plan.halo_stages = 0;
+}
+
 // Filters need a deep ring, since a stage lasts one tap; pixels get what is left, but two stages at least.
 void divide_region(Sm90Tile const &tile, int filter_bytes, HaloPlan &plan) {
   int const region = halo_region_bytes(tile.filters, tile.pixels_a, tile.pixels_b, tile.type_bytes);
@@ -39,7 +55,8 @@ void divide_region(Sm90Tile const &tile, int filter_bytes, HaloPlan &plan) {
 
 HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   HaloPlan plan{};
-  int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
+  // Of the first parity's pixels, every stride-th: the others' taps reach no further.
+  int const reach_h = (p.R - 1) * p.dilation_h / p.stride_h, reach_w = (p.S - 1) * p.dilation_w / p.stride_w;
   plan.swapped = swapped;
   plan.size_a = swapped ? p.P : p.Q, plan.size_b = swapped ? p.Q : p.P;
   plan.tile_a = tile.pixels_a, plan.tile_b = tile.pixels_b;
@@ -49,7 +66,11 @@ HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   plan.step_r = p.dilation_h * (swapped ? 1 : plan.pitch);
   plan.step_s = p.dilation_w * (swapped ? plan.pitch : 1);
   plan.stage_bytes = ceil_div(plan.pitch * plan.rows * pixel_bytes, 1024) * 1024;
-  divide_region(tile, filter_bytes, plan);
+  if (keeps_filters(tile)) {
+    keep_filters(p, tile, plan);
+  } else {
+    divide_region(tile, filter_bytes, plan);
+  }
   return plan;
 }
 
@@ -110,11 +131,18 @@ bool fits_beside(Sm90Tile const &tile, Problem const &p) {
 bool fits_patches(Sm90Tile const &tile, Problem const &p) {
   int const reach_h = (p.R - 1) * p.dilation_h, reach_w = (p.S - 1) * p.dilation_w;
   if (p.R * p.S == 1 && !is_upsampled(p)) return false;  // a patch gains nothing over im2col
-  if (p.stride_h * p.stride_w != 1 || reach_h > 64 || reach_w > 64) return false;
+  if (reach_h > 64 || reach_w > 64) return false;
+  if (p.stride_h * p.stride_w > 1) {
+    bool const whole = p.dilation_h * p.dilation_w == 1 && !is_upsampled(p);  // a tap's neighbours are of one parity
+    if (p.stride_h > 2 || p.stride_w > 2 || !whole || tile.beside > 1) return false;
+  }
   if (tile.beside > 1) return fits_beside(tile, p);
+  if (keeps_filters(tile) && (p.K > tile.filters || p.outputs > 1)) return false;  // a block keeps its filters
   for (bool const swapped : {false, true}) {
     HaloPlan const plan = plan_along(swapped, p, tile);
-    if (plan.filter_stages < kFilterMinStages || plan.pitch > kMaxBox || plan.rows > kMaxBox) return false;
+    int const most = kMaxBox / std::max(p.stride_h, p.stride_w);
+    bool const has_room = keeps_filters(tile) ? plan.halo_stages > 0 : plan.filter_stages >= kFilterMinStages;
+    if (!has_room || plan.pitch > most || plan.rows > most) return false;
   }
   return true;
 }

@@ -30,7 +30,7 @@ struct Sm90Tile {
   bool pre_activates;  // has a second kernel, for pre-activated sources
   bool plain;          // has a kernel for other sources
   bool pairs;          // a k-tile is two blocks of channels, of 8-bit sources
-  bool pixel_rows;     // pixels are wgmma's rows, and filters its columns: pixel_rows.cuh
+  bool pixel_rows;     // pixels are wgmma's rows, and filters its columns: pixel_rows.cuh, of patches patch_rows.cuh
   bool enlarges;       // small: takes sources of which some are enlarged by two, and no others
   int beside;          // halo: 2 if two neighbouring pixels share wgmma's 64 rows (beside.cuh); else 1
   constexpr int pixels() const { return pixels_a * pixels_b; }
@@ -224,6 +224,7 @@ constexpr int halo_channels(int filters, int pixels, int type_bytes, bool pairs)
   return pairs ? 2 * kChannelBlock : type_bytes == 4 || wide ? kChannelBlock / 2 : kChannelBlock;
 }
 constexpr int halo_channels(Sm90Tile const &row) {
+  if (row.pixel_rows) return kChannelBlock / 2;  // few filters mostly belong to few channels
   Sm90Tile const tile = as_multiplied(row);
   return halo_channels(tile.filters, tile.pixels(), tile.type_bytes, tile.pairs);
 }
@@ -254,13 +255,27 @@ struct HaloPlan {
   bool swapped;        // `a`, the axis along which 8 pixels make a core matrix, is H instead of W
   int size_a, size_b;  // output pixels of an image
   int tile_a, tile_b;  // output pixels of a tile
-  int pitch, rows;     // of a patch with its halo
+  int pitch, rows;     // of a patch with its halo; under a stride of 2, of one parity's
   int step_r, step_s;  // pixels of the patch from one filter row or column to the next
   int beside, part;    // of pairs of pixels (beside.cuh): 2, and pixels from the first part of a patch to the second
-  int stage_bytes, halo_stages, filter_stages;
+  int stage_bytes, halo_stages, filter_stages;  // filter_stages: where pixels are rows all taps of all channels
 };
 
 HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile);
+
+// Patches whose pixels are rows (patch_rows.cuh): how many blocks share a multiprocessor at most, as many as its
+// registers hold; a block's barriers, and its shared memory.
+constexpr int most_rows_blocks(int filters) { return filters == 16 ? 4 : 3; }
+constexpr int kRowsHeadBytes = 1024;
+constexpr bool keeps_filters(Sm90Tile const &tile) { return tile.halo && tile.pixel_rows; }
+inline int rows_shared_bytes(Sm90Tile const &tile, HaloPlan const &plan) {
+  return kRowsHeadBytes + plan.halo_stages * plan.stage_bytes +
+         plan.filter_stages * tile.filters * halo_channels(tile) * tile.type_bytes;
+}
+inline int rows_blocks(Sm90Tile const &tile, HaloPlan const &plan) {
+  int const fit = kSmallSharedBytes / (rows_shared_bytes(tile, plan) + 1024);
+  return fit < most_rows_blocks(tile.filters) ? fit : most_rows_blocks(tile.filters);
+}
 
 // ---- outputs --------------------------------------------------------------------------------------------------------
 
