@@ -95,6 +95,6 @@ def test_the_peer_is_right(dtype: str) -> None:
 
     work = peers.Workload.of(problems.Problem(1, 20, 20, (256, 512), 72), dtype, 2)
     prepared = peers.make("cublaslt", work)
-    _, y = prepared.launch(0)  # type: ignore[misc]
+    y: Any = prepared.launch(0)
     truth = problems.convolve(work.instances[0], torch.float64)
     assert float((y.permute(0, 3, 1, 2) - truth).norm() / truth.norm()) < 5e-3

@@ -52,6 +52,7 @@ def test_op_types_follow_the_grammar_in_the_order_of_the_contract() -> None:
         wanted += [f"CutePreConcatConv{n}{a}" for n in range(1, 9) for a in activations]
     wanted += [f"CuteImageConcatConv1{a}" for a in ACTIVATIONS]
     wanted += [f"CuteDepthwiseConcatConv{n}{a}" for n in range(1, 9) for a in ACTIVATIONS]
+    wanted += [f"CuteSpread{s}ConcatConv{n}{a}" for s in (2, 3, 4) for n in range(1, 9) for a in ACTIVATIONS]
     variants = kernels.operator_of("CuteConcatConv1")["variants"]
     assert [v["op_type"] for v in variants] == wanted
     arity = {v["op_type"]: (v["inputs"], v["outputs"]) for v in variants}

@@ -29,11 +29,12 @@ def expected_tiles(problem: problems.Problem, one_scale: bool) -> set[int]:
 
 
 def possible_on_hopper(problem: problems.Problem, output_type: str, layout: str) -> set[int]:
-    """Of kHWC16 to float16, or to int8 by whole vectors; patches with a halo for stride 1 and several taps."""
+    """Of kHWC16 to float16, or to int8 by whole vectors; patches with a halo for several taps of a stride up to 2."""
     whole = output_type == "float16" or (output_type == "int8" and problem.K % 16 == 0)
     if gpu.device_facts()[0] != 90 or layout != "kHWC16" or not whole:
         return set()
-    patches = problem.strides == (1, 1) and problem.R * problem.S > 1
+    strided, dilated = problem.strides != (1, 1), problem.dilations != (1, 1)
+    patches = max(problem.strides) <= 2 and problem.R * problem.S > 1 and not (strided and dilated)
     return HOPPER if patches else HOPPER - HALO
 
 

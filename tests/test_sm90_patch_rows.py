@@ -83,7 +83,7 @@ MANY = Problem(9, 96, 160, (32, 16), 16, **SAME, activation="Silu")  # tiles by 
 ENLARGED = [
     Problem(1, 40, 72, (32, 64), 16, **SAME, activation="Relu", upsample=(1, 2)),
     Problem(2, 26, 39, (72,), 21, **SAME, upsample=(1,)),
-    Problem(1, 42, 48, (16, 24, 64), 16, **WIDE, activation="Silu", upsample=(2, 1, 3)),
+    Problem(1, 42, 48, (16, 24, 40), 16, **SAME, activation="Silu", upsample=(2, 1, 3)),
     Problem(1, 2, 2, (16, 16), 8, **SAME, upsample=(2, 1)),
     Problem(1, 34, 58, (32, 48), 24, **SAME, activation="Relu", upsample=(2, 1), starts=(8, 16), tail=24),
 ]

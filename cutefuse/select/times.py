@@ -46,13 +46,13 @@ class Rates:
     pads_us: float  # of images and filters, before the kernel, and of the result, where filters are no whole _VECTOR
     vector_us: float  # how much sooner one pixel is done, as in squeeze-and-excite blocks
     block: int  # channels that are computed together; fewer take as long, down to _FEW
-    odd: float  # share of the bandwidth that is left where filters are no whole _VECTOR
+    few: float  # share of the bandwidth that is left where filters are fewer than a _VECTOR
 
 
 # Fitted to 1,446 convolutions of 21 networks, one image and eight, under torch.compile on an H200 (cuDNN 9.19). A
 # single kernel is off by 8 % (spatial) and 16 % in the mean: which of two kernels computes a 1x1 filter, cuBLAS's or
 # its own, is known to cuDNN alone. The load of spatial filters was fitted again, to whole networks; the bandwidth of
-# odd 1x1 filters to the last layers of four networks.
+# few 1x1 filters to the last layers of four networks.
 POINTWISE = Rates(3.2, 1.0, 0.0, 160e3, 0.16, 0.0, 1.1, 0.0, 1.4, 16, 0.61)
 SPATIAL = Rates(4.3, 0.85, 2.4, 108e3, 0.0, 1.35, 4.1, 4.7, 0.0, 32, 1.0)
 _TILES = ((64, 32), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 32), (256, 64), (256, 128))
@@ -212,10 +212,9 @@ def convolution_us(conv: Convolution, device: Device, rates: Rates | None = None
             best = min(best, rounds * max(steps / splits, 1.0) * step_us + end_us + adding_us)
     covered = conv.taps * conv.P * conv.Q / (conv.H * conv.W)  # taps over a pixel
     again = rates.again * max(covered - 1, 0) / 8 * conv.N * conv.C * conv.H * conv.W * size
-    odd = conv.K % _VECTOR > 0
-    bandwidth = rates.bandwidth * (rates.odd if odd else 1.0)
+    bandwidth = rates.bandwidth * (rates.few if conv.K < _VECTOR else 1.0)
     memory_us = (conv.bytes_moved + again) / (bandwidth * device.peaks.bandwidth_gbs * 1e3)
-    pads_us = rates.pads_us if odd else 0.0
+    pads_us = rates.pads_us if conv.K % _VECTOR else 0.0
     vector_us = rates.vector_us if pixels == 1 else 0.0
     return rates.start_us + pads_us - vector_us + math.hypot(best, memory_us)
 
