@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from calibration import convolutions, depthwise, networks, tiles
+from calibration import convolutions, depthwise, networks, patch_rows, tiles
 from calibration.rows import SM
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.kernels import reject_device
@@ -23,8 +23,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         if reason := reject_device(SM):
             raise CutefuseError(f"{reason}; the rows are an H200's: build the library with ARCHS=90a or ARCHS=none")
-        parts = [("Kernels", convolutions), ("Tiles", tiles), ("Depthwise tiles", depthwise), ("Networks", networks)]
-        for title, part in parts[: 3 if args.no_networks else 4]:
+        parts = [
+            ("Kernels", convolutions),
+            ("Tiles", tiles),
+            ("Patch rows", patch_rows),
+            ("Depthwise tiles", depthwise),
+        ]
+        for title, part in parts if args.no_networks else [*parts, ("Networks", networks)]:
             print(f"== {title}")
             for line in part.report():
                 print(line, flush=True)

@@ -253,7 +253,7 @@ double narrow_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
 // Of all tiles, in waves of as many as run at once: each as long as a block takes alone, or longer where blocks share
 // what multiplies and loads. calibration/patch_rows.py fits the constants.
 double rows_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
-  constexpr double kStep = 18.5, kRow = 2.1, kTile = 960, kTap = 96, kOutput = 0.091;
+  constexpr double kStep = 18.3, kRow = 2.26, kTile = 771, kTap = 95.4, kOutput = 0.0967;
   HaloPlan const plan = halo_plan(p, tile);
   int const patches = std::min(p.stride_h, p.R) * std::min(p.stride_w, p.S), taps = p.R * p.S;
   double steps = 0, chunks = 0;  // k-steps of 64 pixels; patches of channels
@@ -320,7 +320,7 @@ double sm90_us(Sm90Tile const &row, Problem const &problem, int sm_count) {
   bool const small = tile.schedule == Sm90Schedule::kSmall;
   // First loads and last stores, in us. A patch's pixels and filters are loaded by two warps; one of pairs is twice as
   // large.
-  constexpr double kSmallEnds = 1.12, kRowsEnds = 3.0, kPatchEnds = 2.0, kPairEnds = 2.2, kTurnEnds = 2.4, kEnds = 2.6;
+  constexpr double kSmallEnds = 1.12, kRowsEnds = 3.77, kPatchEnds = 2.0, kPairEnds = 2.2, kTurnEnds = 2.4, kEnds = 2.6;
   double const ends = small                                      ? kSmallEnds
                       : keeps_filters(tile)                      ? kRowsEnds
                       : tile.beside > 1                          ? kPairEnds
