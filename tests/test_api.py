@@ -44,7 +44,7 @@ def test_where_nothing_pays_the_given_model_comes_back() -> None:
 
 def test_a_wrong_fusion_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     right = conv_facts.pack
-    monkeypatch.setattr(conv_facts, "pack", lambda w, channels: right(w[:, ::-1], channels))
+    monkeypatch.setattr(conv_facts, "pack", lambda w, *of: right(w[:, ::-1], *of))
     with pytest.raises(VerificationError, match="computes something else"):
         cutefuse.patch(model(), all_sites=True, verify=True)
 

@@ -224,7 +224,7 @@ def test_a_wrong_packing_fails_verification_and_leaves_no_model(
     from cutefuse.match.conv import read as conv_facts
 
     right = conv_facts.pack
-    monkeypatch.setattr(conv_facts, "pack", lambda w, channels: right(w[:, ::-1], channels))
+    monkeypatch.setattr(conv_facts, "pack", lambda w, *of: right(w[:, ::-1], *of))
     assert main([str(source), "--verify"]) == 1
     assert "verification failed" in capsys.readouterr().err
     assert {p.name for p in source.parent.iterdir()} == {"model.onnx", "model.patch.json"}

@@ -382,7 +382,7 @@ def test_a_wrong_site_fails_by_itself_too(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     right, wrong = conv_facts.pack, 16
-    monkeypatch.setattr(conv_facts, "pack", lambda w, c: right(np.asarray(w[:, ::-1]) if len(w) == wrong else w, c))
+    monkeypatch.setattr(conv_facts, "pack", lambda w, *of: right(np.asarray(w[:, ::-1]) if len(w) == wrong else w, *of))
     source = sparse(tmp_path / "m.onnx")
     assert main([str(source), "--all", "--verify", "--gpu", "H200", *options]) == 1
     assert "first at site 'Conv_6'" in capsys.readouterr().err

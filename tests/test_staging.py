@@ -177,7 +177,7 @@ def test_a_failed_proof_writes_a_report_as_private_as_the_source(
     source = model(tmp_path, "m", 1)
     source.chmod(0o600)
     right = conv_facts.pack
-    monkeypatch.setattr(conv_facts, "pack", lambda w, channels: right(w[:, ::-1], channels))
+    monkeypatch.setattr(conv_facts, "pack", lambda w, *of: right(w[:, ::-1], *of))
     assert main([str(source), "--all", "--verify"]) == 1
     assert stat.S_IMODE((tmp_path / "m.patch.json").stat().st_mode) == 0o600
 

@@ -34,7 +34,7 @@ def stepping_model(body: str = STEPS, **more: np.ndarray) -> onnx.ModelProto:
 
 def wrong_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     right = conv_facts.pack
-    monkeypatch.setattr(conv_facts, "pack", lambda w, channels: right(w[:, ::-1], channels))
+    monkeypatch.setattr(conv_facts, "pack", lambda w, *of: right(w[:, ::-1], *of))
 
 
 @pytest.mark.parametrize("layout", ["hwc8", "nhwc"])
@@ -88,7 +88,7 @@ def test_a_failed_proof_leaves_the_files_of_an_earlier_run(
 @pytest.mark.parametrize("layout", ["hwc8", "nhwc"])
 def test_a_wrong_site_behind_a_step_is_found(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = conv_facts.pack
-    monkeypatch.setattr(conv_facts, "pack", lambda w, c: right(w if len(w) == 12 else w + np.float16(0.01), c))
+    monkeypatch.setattr(conv_facts, "pack", lambda w, *of: right(w if len(w) == 12 else w + np.float16(0.01), *of))
     result, patched = run_patch(stepping_model(CHAIN), tmp_path, layout=layout)
     assert result.exit_code == 1 and patched is None and "end_to_end" not in result.report["verify"]
 
@@ -143,7 +143,7 @@ def test_a_wrong_site_in_a_chain_of_lowered_sites_is_found(
     assert filters.count(filters[-1]) == 1, "one filter alone is wrong"
     right = conv_facts.pack
     wrong = np.float32(1.02)
-    monkeypatch.setattr(conv_facts, "pack", lambda w, c: right(w * wrong if w.shape == filters[-1] else w, c))
+    monkeypatch.setattr(conv_facts, "pack", lambda w, *of: right(w * wrong if w.shape == filters[-1] else w, *of))
     result, patched = run_patch(model, tmp_path, **LOW, layout=layout)
     proof = result.report["verify"]
     assert patched is None and not proof["passed"] and "end_to_end" not in proof

@@ -49,10 +49,10 @@ def test_a_wrong_channel_of_small_values_is_found(
 ) -> None:
     right = conv_facts.pack
 
-    def wrong(w: np.ndarray, channels: Any) -> np.ndarray:
+    def wrong(w: np.ndarray, *of: Any) -> np.ndarray:
         w = w.copy()
         w[5] *= 1.2  # within 1 % of the largest value of all channels
-        return right(w, channels)
+        return right(w, *of)
 
     model = small_channel(dtype, activation)
     assert run_patch(model, tmp_path)[0].report["verify"]["passed"]
@@ -243,7 +243,7 @@ def test_what_the_conversion_changes_is_no_fault_of_the_fusion(
 
 def test_a_wrong_site_is_found_behind_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = conv_facts.pack
-    monkeypatch.setattr(conv_facts, "pack", lambda w, channels: right(w * (1.1 if len(w) == 8 else 1), channels))
+    monkeypatch.setattr(conv_facts, "pack", lambda w, *of: right(w * (1.1 if len(w) == 8 else 1), *of))
     code, proof = patched_by(picking_model(), tmp_path, "--dtype", "fp16")
     assert code == 1 and not proof["passed"] and proof["first_wrong_site"] == "Conv_4"
     assert not (tmp_path / "m.cutefuse.onnx").exists()

@@ -129,7 +129,7 @@ def test_a_wrong_sequence_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     from cutefuse.match.conv import read as conv_facts
 
     right = conv_facts.pack
-    monkeypatch.setattr(conv_facts, "pack", lambda w, channels: right(w[:, ::-1], channels))
+    monkeypatch.setattr(conv_facts, "pack", lambda w, *of: right(w[:, ::-1], *of))
     only = sequence(SPLIT)
     del only.graph.output[0]
     result, patched = run_patch(only, tmp_path)
