@@ -33,8 +33,8 @@ def possible_on_hopper(problem: problems.Problem, output_type: str, layout: str)
     whole = output_type == "float16" or (output_type == "int8" and problem.K % 16 == 0)
     if gpu.device_facts()[0] != 90 or layout != "kHWC16" or not whole:
         return set()
-    strided, dilated = problem.strides != (1, 1), problem.dilations != (1, 1)
-    patches = max(problem.strides) <= 2 and problem.R * problem.S > 1 and not (strided and dilated)
+    dilated = any(d > 1 and taps > 1 for d, taps in zip(problem.dilations, (problem.R, problem.S), strict=True))
+    patches = problem.R * problem.S > 1 and max(problem.strides) <= (1 if dilated else 2)
     return HOPPER if patches else HOPPER - HALO
 
 
