@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from calibration import convolutions, fit, networks, rows, tiles
+from calibration import convolutions, fit, networks, patch_rows, rows, tiles
+from cutefuse import kernels
 from cutefuse.select import times
 
 SIZES = np.geomspace(1e4, 1e8, 40)
@@ -47,8 +49,21 @@ def test_every_file_of_recorded_rows_is_read() -> None:
     assert {p.name for p in rows.DATA.iterdir()} == {
         *read, *convolutions.FILES, "networks_h200.csv", "near_h200.csv", "tiles_int8_ordered_h200.csv",
         "tiles_images_h200.csv", "early_layers_h200.csv", "depthwise_h200.csv", "depthwise_cudnn_h200.csv",
+        "patch_rows_h200.csv",
     }  # fmt: skip
     assert all(len(rows.site_rows(name)) > 200 for name in convolutions.FILES)
+
+
+def test_patches_whose_pixels_are_rows_have_the_librarys_price() -> None:
+    ids = {str(c["name"]): c["id"] for c in kernels.operator_of("CuteConcatConv1")["configs"]}
+    for row in rows.read("patch_rows_h200.csv"):
+        n = {key: int(row[key]) for key in ("N", "H", "W", "K", "R", "S", "stride")}
+        shape = n | {"C": [int(c) for c in row["C"].split("+")], "stride": (n["stride"],) * 2}
+        shape |= {"pads": (n["R"] // 2, n["S"] // 2) * 2, "activation": row["activation"]}
+        asked = replace(rows.call_of(shape), config=ids[row["tile"]])
+        work = {name: np.array([value]) for name, value in patch_rows._tile(row).items()}
+        ours = float(patch_rows.times_us(work, patch_rows.NOW)[0])
+        assert kernels.predicted_us(asked) == pytest.approx(ours, rel=0.01), row
 
 
 def test_a_tile_that_was_not_recorded_is_slower_than_all_that_were() -> None:
