@@ -29,6 +29,7 @@ SUITES = [  # file, its tests, timing
     ("tests/test_sm90_small.py", "every_cluster and not bfloat16 and (1- or 3-)", "any:3"),
     ("tests/test_sm90_phases.py", "every_cluster and not bfloat16", "any:9"),
     ("tests/test_sm90_beside.py", "not bfloat16", "any:10"),
+    ("tests/test_sm90_patch_rows.py", "not bfloat16", "any:4"),
     ("tests/test_pre_activation_gpu.py", "not bfloat16 and not float32", "any:4"),
     ("tests/test_quant_gpu.py", "hopper_tiles", "late"),
     ("tests/test_quant_float8_gpu.py", "match_float64 or long_sums", "any:5"),
