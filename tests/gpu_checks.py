@@ -128,3 +128,25 @@ def assert_dependent_launches_wait(stages: Sequence[Any], config: int) -> None:
         gpu.synchronize()
         results.append(stages[-1].output()[0].clone())
     assert torch.equal(*results) and not bool(results[0].isnan().any()), f"tile {config}"
+
+
+def assert_specials_reach_their_outputs_alone(problem: problems.Problem, dtype: str, tiles: Sequence[int]) -> None:
+    """NaN and infinity in two images of at least 38 x 70 pixels, whose first source of 72 channels may be enlarged: all
+    outputs under whose taps they lie are those of the reference, and no other is touched."""
+    instance = problems.instantiate(problem, dtype)
+    factor = (problem.upsample or (1,))[0]
+    x = instance.buffers[0].view.view(problem.N, problem.H // factor, problem.W // factor, -1)
+    side = instance.x[0]
+    places = ((0, 0, 0, 71), (0, 9, 13, 3), (0, 9, 18, 40), (1, 18, 34, 0), (1, 5, 8, 64))
+    for (n, h, w, c), value in zip(places, ("nan", "inf", "nan", "-inf", "inf"), strict=True):
+        x[n, h, w, c] = float(value)
+        side[n, c, h * factor : (h + 1) * factor, w * factor : (w + 1) * factor] = float(value)
+    truth, bound = problems.reference(instance)
+    for config in tiles:
+        instance.run(config)
+        values = instance.output()[0].double()
+        assert bool((values.isnan() == truth.isnan()).all()), config
+        assert bool((values[truth.isinf()] == truth[truth.isinf()]).all()), config
+        near = truth.isfinite()
+        assert bool(((values - truth).abs() <= bound)[near].all()), config
+        assert 0 < int((~near).sum()) < near.numel() / 20

@@ -134,19 +134,4 @@ class TestOnHopper:
     def test_nan_and_infinity_reach_the_outputs_under_their_taps_and_no_other(self, factor: int, dtype: str) -> None:
         """Where one pixel of a pair does not read a column, its filters are zeros, which would make a NaN of these."""
         problem = Problem(2, 38, 70, (72, 24), 29, **SAME, activation="LeakyRelu", upsample=(factor, 1))
-        instance = problems.instantiate(problem, dtype)
-        x, side = instance.buffers[0].view.view(2, 38 // factor, 70 // factor, -1), instance.x[0]
-        places = ((0, 0, 0, 71), (0, 9, 13, 3), (0, 9, 18, 40), (1, 18, 34, 0), (1, 5, 8, 64))
-        for place, value in zip(places, ("nan", "inf", "nan", "-inf", "inf"), strict=True):
-            n, h, w, c = place
-            x[n, h, w, c] = float(value)
-            side[n, c, h * factor : (h + 1) * factor, w * factor : (w + 1) * factor] = float(value)
-        truth, bound = problems.reference(instance)
-        for config in sorted(BESIDE):
-            instance.run(config)
-            values = instance.output()[0].double()
-            assert bool((values.isnan() == truth.isnan()).all()), config
-            assert bool((values[truth.isinf()] == truth[truth.isinf()]).all()), config
-            near = truth.isfinite()
-            assert bool(((values - truth).abs() <= bound)[near].all()), config
-            assert 0 < int((~near).sum()) < near.numel() / 20
+        gpu_checks.assert_specials_reach_their_outputs_alone(problem, dtype, sorted(BESIDE))

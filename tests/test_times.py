@@ -97,6 +97,17 @@ def test_a_product_with_one_pixel_is_one_with_a_vector() -> None:
     assert convolution_us(replace(one, N=2), device) > convolution_us(one, device) + 1
 
 
+@pytest.mark.parametrize(
+    ("batch", "channels", "side", "filters", "recorded_us"),
+    [(8, 64, 512, 2, 99), (1, 64, 512, 2, 19.4), (8, 32, 512, 1, 58), (8, 256, 128, 4, 29)],
+)
+def test_few_pointwise_filters_take_cudnn_longer_than_their_bytes(
+    batch: int, channels: int, side: int, filters: int, recorded_us: float
+) -> None:
+    conv = Convolution(batch, channels, side, side, filters, side, side, 1, "float16")
+    assert convolution_us(conv, device_of(90, "H200")) == pytest.approx(recorded_us, rel=0.25)
+
+
 def test_the_prediction_is_that_of_the_fastest_tile_that_an_engine_tries() -> None:
     """UNet++'s first level, 32 to 32 channels on 512 x 512 pixels: 16.5 to 18 us with the tile that is fastest when
     timed, and 61 us with the library's first guess."""

@@ -90,7 +90,6 @@ CAUSES = (
     ("AveragePool '", "average pool that no filter computes"),
     ("ConvTranspose", "ConvTranspose"),
     (" groups; only group=1", "groups"),
-    ("not fused with its Concat", "groups"),
     ("DepthToSpace", "DepthToSpace"),
     ("be spread over", "DepthToSpace"),
     ("only 2-D convolutions", "not 2-D"),

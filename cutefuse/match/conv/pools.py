@@ -1,5 +1,5 @@
-"""What a convolution's filter computes as well: an average pool in front of it, whose mean of k x k pixels is k x k
-taps of the k*k-th part, and slices of every other pixel, whose taps stand between each other's (Focus, SpaceToDepth).
+"""What a wider filter computes besides the convolution: an average pool in front of it, whose mean of k x k pixels is
+k x k taps, each the weight over k * k; and slices of every other pixel (Focus, SpaceToDepth), whose taps alternate.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _of_slices(graph: Graph, node: NodeProto, own: Facts) -> _Wider | None:
 
 
 def _sliced(graph: Graph, tensor: str) -> tuple[str, dict[int, tuple[int, int]], list[NodeProto]]:
-    """The image of which a tensor has every so manieth pixel, axis -> (the first, the step), and the Slices between."""
+    """The image of which a tensor has every step-th pixel, axis -> (the first, the step), and the Slices between."""
     starts, nodes = dict[int, tuple[int, int]](), list[NodeProto]()
     while graph.is_op(node := graph.producer(tensor), "Slice"):
         dims, bounds = graph.dims(node.input[0]), graph.slice_bounds(node)

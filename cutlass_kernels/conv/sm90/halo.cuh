@@ -82,7 +82,8 @@ struct PatchTaps {
 
  private:
   CUTE_DEVICE void count(Problem const &p) {  // strides are 1 or 2
-    rows = p.R - r + p.stride_h - 1 >> p.stride_h - 1, columns = p.S - s + p.stride_w - 1 >> p.stride_w - 1;
+    rows = (p.R - r + p.stride_h - 1) >> (p.stride_h - 1);
+    columns = (p.S - s + p.stride_w - 1) >> (p.stride_w - 1);
   }
 };
 

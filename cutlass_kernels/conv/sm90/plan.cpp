@@ -208,7 +208,7 @@ char const *plan_sm90(Op const &op, Sm90Tile const &row, Call const &call, Probl
     blocks = rows_blocks(tile, k.halo), launch.kernel.shared_bytes = rows_shared_bytes(tile, k.halo);
   }
   launch.cluster = k.cluster_f * k.splits;
-  // Blocks that do not divide the reduction take tiles in turn, as many as there are multiprocessors.
+  // Blocks that do not divide the reduction take tiles in turn, as many as run at once.
   bool const persistent = tile.schedule != Sm90Schedule::kSmall;
   int const at_once = std::max(1, call.sm_count * blocks / launch.cluster);
   launch.blocks = std::int64_t(persistent ? std::min(k.cluster_tiles, at_once) : k.cluster_tiles) * launch.cluster;
