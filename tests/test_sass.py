@@ -41,6 +41,10 @@ REQUIRED = {
         for type, product in WGMMA.items()
     },
     "conv_sm90_haloINS0_8Sm90HaloIN7cutlass10tfloat32_t": {"UTMALDG", "HGMMA", "STG"},
+    **{
+        f"conv_sm90_patch_rowsINS0_13Sm90PatchRowsIN7cutlass{type}": {"UTMALDG", "HGMMA", "STG"}
+        for type in ("6half_t", "10bfloat16_t")
+    },
     "row_norm_forwardI": {"LDG", "STG"},
 }
 FUNCTION = re.compile(r"Function : (\S+)")

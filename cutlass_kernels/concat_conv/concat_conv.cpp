@@ -1,6 +1,6 @@
 // Host side of ConcatConv: its op_types, and what is legal. No CUDA header.
 #include <array>
-#include <cstdio>
+#include <string>
 
 #include "concat_conv/attributes.h"
 #include "concat_conv/tiles.h"
@@ -18,17 +18,17 @@ constexpr int kVariants = 1217, kMostSpread = 4;
 
 Variant variant_of(Facts const &facts, int outputs) {
   Variant variant{};
-  char several[20] = "", spread[20] = "";
-  if (outputs > 1) std::snprintf(several, sizeof(several), "x%d", outputs);
-  if (facts.spread > 1) std::snprintf(spread, sizeof(spread), "Spread%d", facts.spread);
-  std::snprintf(variant.op_type, sizeof(variant.op_type), "Cute%sConcatConv%d%s%s%s%s",
-                facts.view            ? "View"
-                : facts.pre_activated ? "Pre"
-                : facts.image         ? "Image"
-                : facts.depthwise     ? "Depthwise"
-                                      : spread,
-                facts.sources, several, facts.residual == Residual::kBefore ? "Add" : "",
-                kActivationNames[static_cast<int>(facts.activation)], facts.residual == Residual::kAfter ? "Add" : "");
+  std::string const form = facts.view            ? "View"
+                           : facts.pre_activated ? "Pre"
+                           : facts.image         ? "Image"
+                           : facts.depthwise     ? "Depthwise"
+                           : facts.spread > 1    ? "Spread" + std::to_string(facts.spread)
+                                                 : "";
+  std::string const name =
+      "Cute" + form + "ConcatConv" + std::to_string(facts.sources) +
+      (outputs > 1 ? "x" + std::to_string(outputs) : "") + (facts.residual == Residual::kBefore ? "Add" : "") +
+      kActivationNames[static_cast<int>(facts.activation)] + (facts.residual == Residual::kAfter ? "Add" : "");
+  name.copy(variant.op_type, sizeof(variant.op_type) - 1);
   variant.inputs = facts.sources + 2 + (facts.residual != Residual::kNone) + 2 * facts.pre_activated;  // filter, bias
   variant.outputs = outputs;
   variant.facts = facts;
