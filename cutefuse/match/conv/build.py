@@ -200,9 +200,11 @@ def noted(found: Match, note: str) -> Match:
 
 
 def _match(
-    graph: Graph, node: NodeProto, site: Front, wanted: _Wanted, facts: conv_facts.Facts | Refusal | None = None
-) -> Match | Refusal | None:
-    """The site of a Conv over a front. `facts`: those of another filter that computes what is in front as well."""
+    graph: Graph, node: NodeProto, site: Front, wanted: _Wanted, facts: conv_facts.Facts | Refusal | None = None,
+    lines: bool = True,
+) -> Match | Refusal | None:  # fmt: skip
+    """The site of a Conv over a front. `facts`: those of another filter that computes what is in front as well.
+    `lines`: see `activation_after`."""
     if refusal := conv_facts.broken(graph, node, (node, *site.nodes)):
         return refusal if site.concats or has_neighbour(graph, node) else None
     facts = facts or conv_facts.read(graph, node, site)
@@ -214,7 +216,7 @@ def _match(
     seen = plain if facts.depthwise else [views.see_through(graph, p) for p in plain]
     images = (*site.sources, *(o.tensor for o in seen))  # a view has the batch of its tensor
     shape = None if facts.depthwise else partial(shape_of, graph, node.output[0], images)  # it takes no residual
-    chains = chains_after(graph, node.output[0], facts.weight_dims[0], shape)
+    chains = chains_after(graph, node.output[0], facts.weight_dims[0], shape, lines)
 
     def rejected(operands: Sequence[Operand]) -> str | None:
         if len(operands) > most_sources():
@@ -237,7 +239,8 @@ def _match(
         return Refusal(reason, (node, *site.nodes)) if reason else None
     folded = conv_facts.Folded(graph, facts, chains[0].steps)
     if fault := folded.reject():
-        return Refusal(fault, (node, *site.nodes, *chains[-1].nodes))
+        smaller = _match(graph, node, site, wanted, facts, lines=False) if lines else None
+        return smaller or Refusal(fault, (node, *site.nodes, *chains[-1].nodes))
     built = [
         _built(graph, node, site, facts, folded, operands, chain, added, wanted.layout)
         for operands, chain, added in options
