@@ -15,6 +15,7 @@ from cutefuse.match.explain import other_sum
 from cutefuse.match.sizes import Shape, shape_of
 from cutefuse.operators.conv_form import AFTER, BEFORE
 
+MAX_STEPS = 4  # BatchNormalization, and the Mul and Add that exporters add to it or write in its place
 JOINED = ("", "Relu", "Clip")  # activations that engines fuse with their convolutions
 
 
@@ -116,6 +117,18 @@ def affine_before(graph: Graph, tensor: str, channels: int) -> tuple[Affine, str
     moving = [t for t in node.input if t and not graph.is_constant(t)] if node is not None else []
     step = affine_of(graph, node, moving[0], channels) if len(moving) == 1 else None
     return (step, moving[0]) if step else None
+
+
+def steps_before(graph: Graph, tensor: str, channels: int) -> tuple[list[Affine], str]:
+    """The affine steps that make a tensor of N,C,H,W, in the order of computation, and what they read."""
+    steps = list[Affine]()
+    while len(steps) < MAX_STEPS and (found := affine_before(graph, tensor, channels)):
+        dims = graph.dims(found[1]) or (-1,)
+        if found[0].node.op_type != "BatchNormalization" and (len(dims) != 4 or dims[1] != channels):
+            break  # the constants may make channels, or an axis
+        steps.insert(0, found[0])
+        tensor = found[1]
+    return steps, tensor
 
 
 def composed(steps: Sequence[Affine]) -> tuple[np.ndarray, np.ndarray]:

@@ -64,7 +64,7 @@ def _match_alike(graph: Graph, node: NodeProto, wanted: _Wanted) -> Match | Refu
     """The site of a Conv whose filters are channels of the pixel that they compute."""
     before = pre_activation(graph, node)
     own = _pre_activated(graph, node, before, wanted.layout) if before else ""
-    found = _with_pools(graph, node, wanted, _match_plain(graph, node, wanted))
+    found = _with_pools(graph, node, wanted, _with_steps(graph, node, wanted, _match_plain(graph, node, wanted)))
     if isinstance(own, str):
         return noted(found, own) if own and isinstance(found, Match) else Refusal(own, (node,)) if own else found
     plain = found if isinstance(found, Match) and not kernels.reject(found.call) else None
@@ -177,6 +177,17 @@ def _with_pools(
     return plain
 
 
+def _with_steps(
+    graph: Graph, node: NodeProto, wanted: _Wanted, plain: Match | Refusal | None
+) -> Match | Refusal | None:
+    """The site of a Conv, first with the affine steps in front of it in its filter."""
+    for front in reversed(conv_facts.behind_steps(graph, node, most_sources())):
+        whole = _match(graph, node, front, wanted)
+        if isinstance(whole, Match) and not kernels.reject(whole.call):
+            plain = _before(whole, plain if isinstance(plain, Match) and not kernels.reject(plain.call) else None)
+    return plain
+
+
 def _before(first: Match, smaller: Match | None) -> Match:
     """A match and all its smaller ones, then another one."""
     return replace(first, otherwise=_before(first.otherwise, smaller) if first.otherwise else smaller)
@@ -237,7 +248,7 @@ def _match(
     if not options:
         reason = (rejected(plain) or "") if site.concats else chains[0].note or " and ".join(seen[0].notes)
         return Refusal(reason, (node, *site.nodes)) if reason else None
-    folded = conv_facts.Folded(graph, facts, chains[0].steps)
+    folded = conv_facts.Folded(graph, facts, chains[0].steps, site.steps)
     if fault := folded.reject():
         smaller = _match(graph, node, site, wanted, facts, lines=False) if lines else None
         return smaller or Refusal(fault, (node, *site.nodes, *chains[-1].nodes))

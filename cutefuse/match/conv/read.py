@@ -11,7 +11,7 @@ from onnx import NodeProto
 
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
 from cutefuse.kernels import Call
-from cutefuse.match.after import Affine, composed
+from cutefuse.match.after import Affine, composed, steps_before
 from cutefuse.match.answer import Constant, Refusal, Traffic
 from cutefuse.match.qdq import dequantises, kind_of
 from cutefuse.match.sizes import Pads, pads_of
@@ -28,12 +28,14 @@ MAX_DEPTH = 16  # nested concats and pass-through nodes; no real network has mor
 @dataclass(frozen=True)
 class Front:
     """The tensors that a Conv reads, concatenated in this order; the nodes between them and the Conv; which of those
-    are Concats: none where the Conv reads one tensor as it is; the zeros that others add around the image."""
+    are Concats: none where the Conv reads one tensor as it is; the zeros that others add around the image; the affine
+    steps between."""
 
     sources: tuple[str, ...]
     nodes: tuple[NodeProto, ...]
     concats: tuple[NodeProto, ...]
     pads: Pads = (0, 0, 0, 0)
+    steps: tuple[Affine, ...] = ()
 
     @property
     def word(self) -> str:
@@ -113,6 +115,30 @@ def one_source(graph: Graph, conv: NodeProto) -> Front:
     """The one tensor that a Conv reads, seen through Identity, inference Dropout and Pad with zeros."""
     between, tensor, pads = _in_front(graph, conv)
     return Front((tensor,), tuple(between), (), pads)
+
+
+def behind_steps(graph: Graph, conv: NodeProto, limit: int) -> list[Front]:
+    """What a Conv reads behind affine steps that only convolutions read, the tensors of a Concat there first; [] where
+    it has groups, or where engines fold the steps into a convolution before them."""
+    site, weight = one_source(graph, conv), graph.dims(conv.input[1]) or ()
+    if len(weight) != 4 or attribute(conv, "group", 1) != 1:
+        return []
+    steps, tensor = steps_before(graph, site.sources[0], weight[1])
+    nodes = [*site.nodes, *(s.node for s in reversed(steps))]
+    between, source = pass_through(graph, tensor)
+    maker = graph.producer(source)
+    engines = graph.is_op(maker, "Conv", "ConvTranspose") and graph.only_user(tensor) is not None
+    made = [n.output[0] for n in nodes]
+    others = [n for t in made for n in graph.users(t) if all(n is not own for own in nodes)]
+    convolved = all(graph.is_op(n, "Conv") and n.input[0] in made and _is_plain(graph, n) for n in others)
+    if not steps or engines or not convolved or any(map(graph.escapes, made)):
+        return []
+    nodes += between
+    fronts = [Front((source,), tuple(nodes), (), site.pads, tuple(steps))]
+    if maker is not None and _joins_channels(graph, maker):
+        sources, inner = _flatten(graph, maker, limit)
+        fronts.insert(0, Front(tuple(sources), (*nodes, maker, *inner), (maker, *inner), site.pads, tuple(steps)))
+    return fronts
 
 
 def _in_front(graph: Graph, node: NodeProto) -> tuple[list[NodeProto], str, Pads]:
@@ -408,8 +434,8 @@ class Folded:
         self._graph, self._facts, self._steps, self._before = graph, facts, steps, before
 
     def behind(self, before: Sequence[Affine]) -> Folded:
-        """The same with these steps before the convolution."""
-        return Folded(self._graph, self._facts, self._steps, before)
+        """The same with these steps before all others."""
+        return Folded(self._graph, self._facts, self._steps, (*before, *self._before))
 
     def _scale_and_shift(self) -> tuple[np.ndarray, np.ndarray]:
         scale, shift = composed(self._steps)
