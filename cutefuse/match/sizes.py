@@ -15,9 +15,10 @@ MAX_DEPTH = 24  # nodes before a convolution; two with a SiLU behind them, as in
 MAX_STEPS = 8  # nodes of a gate; a GELU has five
 _ALIKE = (
     "BatchNormalization", "Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardSwish", "Swish", "Identity", "Gelu",
-    "Elu", "HardSigmoid", "Erf", "Softplus",
+    "Elu", "HardSigmoid", "Erf", "Softplus", "PRelu", "Mish", "Neg", "Abs", "Sqrt", "Exp", "Cast", "Dropout",
+    "InstanceNormalization", "LayerNormalization", "Softmax",
 )  # fmt: skip
-_PAIRS = ("Mul", "Add", "Sub", "Div", "Max", "Min")
+_PAIRS = ("Mul", "Add", "Sub", "Div", "Max", "Min", "Pow")
 
 
 @dataclass(frozen=True)
