@@ -22,7 +22,8 @@ VALUES = FILTERS | bn_weights(24) | {
     "k3": np.ones(5, np.float32),
     "root": np.array(2**0.5, np.float32), "unit": np.array(1, np.float32), "half": np.array(0.5, np.float32),
     "three": np.array(3, np.float32),
-    "slope": np.full((12, 1, 1), 0.1, np.float32), "s4": np.int64([0, 2, 12, -1]), "s5": np.int64([0, 24, 9, 7]),
+    "slope": np.linspace(0.1, 1, 12, dtype=np.float32).reshape(12, 1, 1),
+    "s4": np.int64([0, 2, 12, -1]), "s5": np.int64([0, 24, 9, 7]),
     "scales": np.float32([1, 1, 2, 2]), "one": np.ones(12, np.float32), "zero": np.zeros(12, np.float32),
     "k2": np.ones((1, 24, 1, 1), np.float32),
 }  # fmt: skip
@@ -87,7 +88,7 @@ def test_a_concat_that_the_convolution_cannot_read_anyway_is_no_near_miss(body: 
 
 
 BESIDE = {
-    "MONAI's PRelu": ("x = Conv(b, z) y = PRelu(x, slope)", "PRelu 'PRelu_1' stays: only Relu, LeakyRelu"),
+    "PRelu of many slopes": ("x = Conv(b, z) y = PRelu(x, slope)", "PRelu 'PRelu_1' stays: only Relu, LeakyRelu"),
     "Softplus": ("x = Conv(b, z) y = Softplus(x)", "Softplus 'Softplus_1' stays"),
     "Mish in steps": (
         "x = Conv(b, z) s = Softplus(x) t = Tanh(s) y = Mul(x, t)",

@@ -9,9 +9,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from float64 import widened
 from graphs import bn_weights, fused_types, graph, run_patch, weights
+from onnx.reference import ReferenceEvaluator
 
 from cutefuse import kernels
+from cutefuse.match.answer import Constant
+from cutefuse.match.find import find_sites
+from cutefuse.operators.concat_conv import OPERATOR
 
 NEWEST = onnx.defs.onnx_opset_version()
 ALONE = "x = Conv<pads=[1,1,1,1]>(b, w, k) "
@@ -87,6 +92,15 @@ ACTIVATIONS = {
     "GELU, x halved": ("h = Mul(x, half) d = Mul(x, unroot) r = Erf(d) p = Add(r, one) y = Mul(h, p)", "Gelu"),
     "GELU, x halved last": ("d = Div(x, root) r = Erf(d) p = Add(r, one) h = Div(x, two) y = Mul(p, h)", "Gelu"),
     "GELU, its gate halved": ("d = Div(x, root) r = Erf(d) p = Add(r, one) g = Mul(p, half) y = Mul(x, g)", "Gelu"),
+    "HardSigmoid": ("y = HardSigmoid(x)", "Clip"),
+    "HardSigmoid that falls": ("y = HardSigmoid<alpha=-0.3, beta=0.4>(x)", "Clip"),
+    "HardSigmoid by ReLU6": ("s = Add(x, three) e = Clip(s, zero, six) y = Div(e, six)", "Clip"),
+    "HardSigmoid by ReLU6, in parts": ("s = Add(three, x) e = Min(six, s) m = Relu(e) y = Mul(sixth, m)", "Clip"),
+    "Relu, doubled": ("m = Relu(x) y = Mul(two, m)", "Relu"),
+    "ReLU6, shifted and halved": ("m = Clip(x, zero, six) n = Sub(m, three) y = Div(n, two)", "Clip"),
+    "PRelu of one slope": ("y = PRelu(x, half)", "LeakyRelu"),
+    "PRelu of a negative slope": ("y = PRelu(x, minus)", "LeakyRelu"),
+    "PRelu of equal slopes": ("y = PRelu(x, vec)", "LeakyRelu"),
     "HardSwish by a unit Clip": ("m = Mul(x, sixth) s = Add(m, half) g = Clip(s, zero, one) y = Mul(x, g)",
                                  "HardSwish"),
 }  # fmt: skip
@@ -205,6 +219,54 @@ def test_a_sigmoid_of_another_slope_is_no_silu_and_is_told(name: str, tmp_path: 
 def test_a_slope_of_one_is_silu_without_a_word(tmp_path: Path) -> None:
     result, patched = run_patch(model_of(ALONE + "m = Mul(x, one) g = Sigmoid(m) y = Mul(x, g)"), tmp_path)
     assert fused_types(patched) == ["CuteConcatConv1Silu"] and result.report["sites"][0]["notes"] == []
+
+
+SCALED = {
+    "a negative number": "m = Relu(x) y = Mul(m, minus)",
+    "zero": "m = Relu(x) y = Mul(m, zero)",
+    "a number for each channel": "m = Relu(x) y = Mul(m, vec)",
+    "a number of rank 5": "m = Relu(x) y = Mul(m, r5)",
+    "infinity": "m = Relu(x) y = Mul(m, inf)",
+    "what is no number": "m = Relu(x) y = Add(m, nan)",
+    "a shift": "m = Relu(x) y = Add(m, half)",
+    "a shift of what is cut off on one side": "m = Max(x, lo) y = Sub(m, half)",
+    "a number less it": "m = Relu(x) y = Sub(one, m)",
+    "a number over it": "m = Relu(x) y = Div(one, m)",
+    "a sum in front": "s = Conv<pads=[1,1,1,1]>(b, w) z = Neg(s) t = Add(x, z) m = Relu(t) y = Mul(m, two)",
+    "another reader": "m = Relu(x) n = Mul(m, two) y = Add(n, m)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_what_is_done_to_a_cut_stays_where_no_filter_computes_it(name: str, tmp_path: Path) -> None:
+    model = model_of(ALONE + SCALED[name], rank=5 if "rank 5" in name else 4)
+    finite = name not in ("infinity", "what is no number", "a number over it")
+    result, patched = run_patch(model, tmp_path, verify=finite)
+    assert patched is not None and (not finite or result.report["verify"]["passed"])
+    last = "AddRelu" if "sum" in name else "Clip" if "one side" in name else "Relu"
+    assert f"CuteConcatConv1{last}" in fused_types(patched) and patched.graph.node[-1].domain == ""
+
+
+def test_a_scale_that_would_cost_a_float16_filter_its_precision_stays(tmp_path: Path) -> None:
+    values = {n: FILTERS[n].astype("float16") for n in "wk"} | {"tiny": np.float16(2e-6)}
+    model = graph(ALONE + "m = Relu(x) y = Mul(m, tiny)", values, dtype="float16")
+    _, patched = run_patch(model, tmp_path, verify=False)
+    assert [n.op_type for n in patched.graph.node] == ["CuteConcatConv1Relu", "Mul"]
+
+
+@pytest.mark.parametrize("special", [0.0, np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", [n for n in ACTIVATIONS if n.startswith(("HardSigmoid", "PRelu", "ReLU6,", "Relu,"))])
+def test_what_a_filter_takes_of_an_activation_is_the_same_function_of_every_number(name: str, special: float) -> None:
+    model = model_of(ALONE + ACTIVATIONS[name][0], inputs={"b": "2,16,9,7"})
+    (site,) = find_sites(model, Path())[1]
+    assert site.match is not None and len(site.nodes) == len(model.graph.node)
+    image = np.random.default_rng(7).standard_normal((2, 16, 9, 7))
+    image[1, 2, 3, 4] = special
+    operands = [np.asarray(o.make(), np.float64) if isinstance(o, Constant) else image for o in site.match.inputs]
+    with np.errstate(invalid="ignore"):  # infinity times zero
+        (got,) = OPERATOR.reference(site.match.call, operands)
+        (expected,) = ReferenceEvaluator(widened(model)).run(["y"], {"b": image})
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def test_cuts_are_fused_up_to_the_first_that_is_none(tmp_path: Path) -> None:

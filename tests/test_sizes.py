@@ -18,6 +18,7 @@ VALUES = weights(w=(8, 8, 3, 3), v=(8, 8, 1, 1), five=(8, 8, 5, 5), squeeze=(4, 
                  wide=(8, 16, 1, 1)) | {
     "six": np.float32(6), "zero": np.float32(0), "each": np.ones((8, 1, 1), np.float32),
     "halves": np.int64([0, 2, -1]), "ones": np.ones(2, np.float32), "nothing": np.zeros(2, np.float32),
+    "around": np.int64([0, 0, 1, 2, 0, 0, 1, 0]), "more": np.int64([0, 0, 1, 2, 0, 0, 1, 2]),
     "back": np.int64([0, 8, 9, -1]), "columns": np.ones(7, np.float32), "image": np.ones((1, 1, 9, 7), np.float32),
 }  # fmt: skip
 INPUTS = {"a": "n,8,h,v"}
@@ -60,6 +61,10 @@ SAME = {
     "a halved GELU": STEM + "m = Mul(t, six) d = Div(t, six) f = Erf(d) o = Add(f, six) e = Mul(m, o) " + TAIL,
     "Mish": STEM + "d = Softplus(t) f = Tanh(d) e = Mul(t, f) " + TAIL,
     "a number for each channel": STEM + "e = Mul(t, each) " + TAIL,
+    "a Pad": down(HALF, "Conv<strides=[2,2]>(z, w)").replace("x =", "z = Pad(s, around) x ="),
+    "a reflected Pad": down(HALF, "Conv<strides=[2,2]>(z, w)").replace("x =", 'z = Pad<mode="reflect">(s, around) x ='),
+    "StarReLU": STEM + "r = Relu(t) p = Pow(r, six) m = Mul(p, six) e = Add(m, six) " + TAIL,
+    "a slope for each channel": STEM + "e = PRelu(t, each) " + TAIL,
 }  # fmt: skip
 
 
@@ -72,6 +77,8 @@ def test_sizes_that_follow_from_one_tensor_are_those_of_a_residual(name: str, tm
 
 OTHER = {
     "no pads": down(HALF, WIDE.replace("1,1,1,1", "0,0,0,0")),
+    "a wider Pad": down(HALF, "Conv<strides=[2,2]>(z, w)").replace("x =", "z = Pad(s, more) x ="),
+    "a power of an image": STEM + "e = Pow(t, image) " + TAIL,
     "more pads": down(HALF, WIDE.replace("1,1,1,1", "1,1,1,2")),
     "pads of columns alone": down(HALF, WIDE.replace("1,1,1,1", "0,1,0,1")),
     "another step": down(HALF, WIDE.replace("[2,2]", "[2,1]")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,25 +20,29 @@ MAX_STEPS = 4  # scalar steps on one side of a gate; exporters write at most two
 _WRITTEN = {"Softplus": "Mish", "Erf": "GELU", "Pow": "GELU"}
 _BETWEEN = (*_WRITTEN, "Tanh", "Mul", "Div", "Add")
 MAX_GATE = 8  # nodes of such an activation; GELU's tanh form has seven
+IDENTITY = (1.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation after `tensor`: its suffix in op_types, its nodes, its output and its parameters."""
+    """An activation after `tensor`: its suffix in op_types, its nodes, its output and its parameters. `line`: the scale
+    and the shift of the tensor that it is an activation of."""
 
     suffix: str
     nodes: tuple[NodeProto, ...]
     output: str
     params: dict[str, float]
+    line: tuple[float, float] = IDENTITY
 
 
-def activation_after(graph: Graph, tensor: str) -> Activation | None:
-    """The activation that is the tensor's only reader; None unless it is exactly one of ours."""
+def activation_after(graph: Graph, tensor: str, lines: bool = True) -> Activation | None:
+    """The activation that is the tensor's only reader; None unless it is exactly one of ours. `lines`: also one of a
+    multiple of the tensor and a shift, which the filter in front can compute."""
     if graph.escapes(tensor):
         return None
     users = list({id(n): n for n in graph.users(tensor)}.values())
     if len(users) == 1:
-        return _single(graph, users[0], tensor)
+        return _single(graph, users[0], tensor, lines)
     if len(users) == 2:
         for first, last in (users, reversed(users)):
             for form in (_gated, _divided, _leaky, _gelu):
@@ -97,17 +102,19 @@ def _written_out(graph: Graph, tensor: str) -> str:
     return ""
 
 
-def _single(graph: Graph, node: NodeProto, tensor: str) -> Activation | None:
+def _single(graph: Graph, node: NodeProto, tensor: str, lines: bool) -> Activation | None:
     if _is_gelu(graph, node):
         return Activation("Gelu", (node,), node.output[0], {})
-    cuts, output, (lo, hi) = _cuts(graph, node, tensor)
-    if all(n.op_type == "Relu" for n in cuts) and cuts:
-        return Activation("Relu", tuple(cuts), output, {})
-    if cuts:
-        return Activation("Clip", tuple(cuts), output, {"lo": lo, "hi": hi})
-    if not graph.is_op(node, "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Swish"):
+    if found := _clipped(graph, node, tensor, lines):
+        return found
+    if not graph.is_op(node, "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Swish", "PRelu"):
         return None
     output = node.output[0]
+    if node.op_type == "PRelu":
+        slopes = graph.constant(node.input[1]) if node.input[0] == tensor else None
+        alpha = float(slopes.flat[0]) if slopes is not None and slopes.size else math.nan
+        shared = math.isfinite(alpha) and slopes is not None and bool((slopes == slopes.flat[0]).all())
+        return Activation("LeakyRelu", (node,), output, {"alpha": alpha}) if shared else None
     if graph.is_op(node, "Sigmoid", "Tanh", "HardSwish"):
         return Activation(node.op_type, (node,), output, {})
     if graph.is_op(node, "LeakyRelu"):
@@ -115,6 +122,25 @@ def _single(graph: Graph, node: NodeProto, tensor: str) -> Activation | None:
     if graph.is_op(node, "Swish") and attribute(node, "alpha", 1.0) == 1.0:
         return Activation("Silu", (node,), output, {})
     return None
+
+
+def _clipped(graph: Graph, node: NodeProto, tensor: str, lines: bool) -> Activation | None:
+    """A cut: scale * clip(x) + shift is the clip of scale * x + shift between other bounds, for a positive scale. So
+    HardSigmoid is one, which is also written as relu6(x + 3) / 6."""
+    if graph.is_op(node, "HardSigmoid") and lines:
+        slope, offset = (float(np.float32(attribute(node, *a))) for a in (("alpha", 0.2), ("beta", 0.5)))
+        return Activation("Clip", (node,), node.output[0], {"lo": 0.0, "hi": 1.0}, (slope, offset))
+    cuts, output, (lo, hi) = _cuts(graph, node, tensor)
+    if not cuts:
+        return None
+    relu, line = all(n.op_type == "Relu" for n in cuts), _Line()
+    more, moved, _ = _steps(graph, output, graph.only_user(output), line) if lines else ([], output, None)
+    exact = line.shift == 0.0 if relu else max(-lo, hi) < FLOAT_MAX  # infinity passes where no bound is
+    if not (exact and 0.0 < line.scale < math.inf and math.isfinite(line.shift)):
+        line, more, moved = _Line(), [], output
+    lo, hi = (line.scale * v + line.shift for v in (lo, hi))
+    suffix, params = ("Relu", {}) if relu else ("Clip", {"lo": lo, "hi": hi})
+    return Activation(suffix, (*cuts, *more), moved, params, (line.scale, line.shift))
 
 
 def _cuts(graph: Graph, node: NodeProto | None, tensor: str) -> tuple[list[NodeProto], str, tuple[float, float]]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from onnx import NodeProto
 
 from cutefuse.graph.read import Graph, attribute
-from cutefuse.match.activation import Activation, activation_after, near_miss
+from cutefuse.match.activation import IDENTITY, Activation, activation_after, near_miss
 from cutefuse.match.explain import other_sum
 from cutefuse.match.sizes import Shape, shape_of
 from cutefuse.operators.conv_form import AFTER, BEFORE
 
+MAX_STEPS = 4  # BatchNormalization, and the Mul and Add that exporters add to it or write in its place
 JOINED = ("", "Relu", "Clip")  # activations that engines fuse with their convolutions
 
 
@@ -51,15 +53,20 @@ class Chain:
         return not self.suffix and not self.residual
 
 
-def chains_after(graph: Graph, tensor: str, channels: int, shape: Callable[[], Shape] | None = None) -> list[Chain]:
+def chains_after(
+    graph: Graph, tensor: str, channels: int, shape: Callable[[], Shape] | None = None, lines: bool = True
+) -> list[Chain]:
     """The longest chain after the tensor whose inner tensors have no other reader, possibly empty. Where it has a
-    residual, also the chain without it. `shape` tells the tensor's; without it no residual is looked for."""
+    residual, also the chain without it. `shape` tells the tensor's; without it no residual is looked for. `lines`:
+    see `activation_after`."""
     steps: list[Affine] = []
     while step := affine_after(graph, tensor, channels):
         steps.append(step)
         tensor = step.output
     nodes = tuple(s.node for s in steps)
-    act = activation_after(graph, tensor) or Activation("", (), tensor, {})
+    act = activation_after(graph, tensor, lines) or Activation("", (), tensor, {})
+    if act.line != IDENTITY:
+        steps.append(Affine(act.nodes[0], act.output, partial(_of_line, channels, act.line)))
     plain = Chain(
         tuple(steps), act.suffix, act.params, (*nodes, *act.nodes), act.output,
         stored="" if act.suffix in JOINED else tensor, note="" if act.suffix else near_miss(graph, tensor),
@@ -71,7 +78,7 @@ def chains_after(graph: Graph, tensor: str, channels: int, shape: Callable[[], S
         whole = replace(
             plain, nodes=(*plain.nodes, add), output=add.output[0], residual=other, when=when, stored=stored
         )
-        if when == BEFORE and (last := activation_after(graph, whole.output)):
+        if when == BEFORE and (last := activation_after(graph, whole.output, lines=False)):
             whole = replace(whole, suffix=last.suffix, params=last.params, nodes=(*whole.nodes, *last.nodes),
                             output=last.output, stored="" if last.suffix in JOINED else whole.output)  # fmt: skip
         elif when == BEFORE:
@@ -112,6 +119,18 @@ def affine_before(graph: Graph, tensor: str, channels: int) -> tuple[Affine, str
     return (step, moving[0]) if step else None
 
 
+def steps_before(graph: Graph, tensor: str, channels: int) -> tuple[list[Affine], str]:
+    """The affine steps that make a tensor of N,C,H,W, in the order of computation, and what they read."""
+    steps = list[Affine]()
+    while len(steps) < MAX_STEPS and (found := affine_before(graph, tensor, channels)):
+        dims = graph.dims(found[1]) or (-1,)
+        if found[0].node.op_type != "BatchNormalization" and (len(dims) != 4 or dims[1] != channels):
+            break  # the constants may make channels, or an axis
+        steps.insert(0, found[0])
+        tensor = found[1]
+    return steps, tensor
+
+
 def composed(steps: Sequence[Affine]) -> tuple[np.ndarray, np.ndarray]:
     """Scale and shift of every channel by all steps, given in the order of computation, float64; [1] without any."""
     scale, shift = np.ones(1), np.zeros(1)
@@ -120,6 +139,10 @@ def composed(steps: Sequence[Affine]) -> tuple[np.ndarray, np.ndarray]:
             factor, offset = step.make()
             scale, shift = scale * factor, shift * factor + offset
     return scale, shift
+
+
+def _of_line(channels: int, line: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+    return np.full(channels, line[0]), np.full(channels, line[1])
 
 
 def affine_of(graph: Graph, node: NodeProto | None, tensor: str, channels: int) -> Affine | None:

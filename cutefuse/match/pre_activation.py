@@ -12,12 +12,11 @@ import numpy as np
 from onnx import NodeProto
 
 from cutefuse.graph.read import Graph, attribute
-from cutefuse.match.after import Affine, affine_before, composed
+from cutefuse.match.after import Affine, composed, steps_before
 from cutefuse.match.answer import Constant, Joined
 from cutefuse.match.conv.read import Facts, Front, flattened, pass_through
 from cutefuse.operators.conv_form import Source
 
-MAX_STEPS = 4  # BatchNormalization, and the Mul and Add that exporters add to it or write in its place
 # Each layer of a dense block joins all tensors before it. Groups of fixed sizes from the first tensor on are the same
 # in all its layers, so that a group is joined once: (sizes, largest Concat that becomes at most 8 operands by them).
 GROUPS = (((7,), 26), ((16, 4), 62))
@@ -64,12 +63,8 @@ def pre_activation(graph: Graph, conv: NodeProto) -> PreActivation | None:
     relu = graph.producer(tensor)
     if not graph.is_op(relu, "Relu") or not weight or len(weight) != 4 or attribute(conv, "group", 1) != 1:
         return None
-    nodes, steps = [*between, relu], list[Affine]()
-    tensor = relu.input[0]
-    while len(steps) < MAX_STEPS and (found := affine_before(graph, tensor, weight[1])):
-        step, tensor = found
-        nodes.append(step.node)
-        steps.insert(0, step)
+    steps, tensor = steps_before(graph, relu.input[0], weight[1])
+    nodes = [*between, relu, *(s.node for s in reversed(steps))]
     inner = [n.output[0] for n in nodes]
     if not steps or any(graph.only_user(t) is None for t in inner):
         return None

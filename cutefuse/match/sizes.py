@@ -9,14 +9,16 @@ from onnx import NodeProto
 
 from cutefuse.graph.read import Graph, attribute
 
+Pads = tuple[int, int, int, int]  # top, left, bottom, right
 Shape = tuple[frozenset[int | str], ...]  # of each axis the numbers and names that its size is known by
 MAX_DEPTH = 24  # nodes before a convolution; two with a SiLU behind them, as in a bottleneck, are six
 MAX_STEPS = 8  # nodes of a gate; a GELU has five
 _ALIKE = (
     "BatchNormalization", "Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardSwish", "Swish", "Identity", "Gelu",
-    "Elu", "HardSigmoid", "Erf", "Softplus",
+    "Elu", "HardSigmoid", "Erf", "Softplus", "PRelu", "Mish", "Neg", "Abs", "Sqrt", "Exp", "Cast", "Dropout",
+    "InstanceNormalization", "LayerNormalization", "Softmax",
 )  # fmt: skip
-_PAIRS = ("Mul", "Add", "Sub", "Div", "Max", "Min")
+_PAIRS = ("Mul", "Add", "Sub", "Div", "Max", "Min", "Pow")
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def _before(graph: Graph, tensor: str) -> Iterator[tuple[str, tuple[_Line, _Line
         node = graph.producer(tensor)
         if node is None or not node.input or not node.output or node.output[0] != tensor:  # none in a damaged model
             return
-        if graph.is_op(node, "Conv", "MaxPool", "AveragePool"):
+        if graph.is_op(node, "Conv", "MaxPool", "AveragePool", "Pad"):
             if (windows := _windows(graph, node)) is None:
                 return
             lines = (lines[0].after(windows[0]), lines[1].after(windows[1]))
@@ -121,7 +123,10 @@ def _adds_none(graph: Graph, tensor: str, other: str) -> bool:
 
 
 def _windows(graph: Graph, node: NodeProto) -> tuple[_Line, _Line] | None:
-    """How rows and columns follow from those in front of a convolution or a pooling; None where that is not known."""
+    """How rows and columns follow from those in front of a convolution, pool or Pad; None where that is not known."""
+    if node.op_type == "Pad":
+        given = pads_of(graph, node)
+        return (_Line(given[0] + given[2]), _Line(given[1] + given[3])) if given else None
     pools = node.op_type in ("MaxPool", "AveragePool")
     weight = () if pools else (graph.dims(node.input[1]) or ())[2:] if len(node.input) > 1 else ()
     window = list(attribute(node, "kernel_shape", weight))
@@ -141,3 +146,20 @@ def _windows(graph: Graph, node: NodeProto) -> tuple[_Line, _Line] | None:
         _Line(pads[i] + pads[i + 2] - (window[i] - 1) * spaces[i] - 1 + steps[i], steps[i]) for i in range(2)
     )
     return first, second
+
+
+def pads_of(graph: Graph, node: NodeProto | None) -> Pads | None:
+    """What a Pad adds to the rows and columns of images; None where it is another node, where that is not known, or
+    where it adds images or channels."""
+    if not graph.is_op(node, "Pad") or len(graph.dims(node.input[0]) or range(4)) != 4:
+        return None
+    given = graph.numbers(node, 1, "pads" if graph.opset > 1 else "paddings", 11)
+    axes = graph.numbers(node, 3, "axes", 18)
+    axes = list(range(4)) if axes == [] else axes
+    if given is None or axes is None or len(given) != 2 * len(axes) or not set(axes) <= set(range(-4, 4)):
+        return None
+    sides = {axis % 4: (given[i], given[len(axes) + i]) for i, axis in enumerate(axes)}
+    if len(sides) < len(axes):  # the standard does not say what an axis that is named twice gets
+        return None
+    (top, bottom), (left, right) = (sides.pop(axis, (0, 0)) for axis in (2, 3))
+    return None if any(map(any, sides.values())) else (top, left, bottom, right)

@@ -64,7 +64,7 @@ def _match_alike(graph: Graph, node: NodeProto, wanted: _Wanted) -> Match | Refu
     """The site of a Conv whose filters are channels of the pixel that they compute."""
     before = pre_activation(graph, node)
     own = _pre_activated(graph, node, before, wanted.layout) if before else ""
-    found = _with_pools(graph, node, wanted, _match_plain(graph, node, wanted))
+    found = _with_pools(graph, node, wanted, _with_steps(graph, node, wanted, _match_plain(graph, node, wanted)))
     if isinstance(own, str):
         return noted(found, own) if own and isinstance(found, Match) else Refusal(own, (node,)) if own else found
     plain = found if isinstance(found, Match) and not kernels.reject(found.call) else None
@@ -177,6 +177,17 @@ def _with_pools(
     return plain
 
 
+def _with_steps(
+    graph: Graph, node: NodeProto, wanted: _Wanted, plain: Match | Refusal | None
+) -> Match | Refusal | None:
+    """The site of a Conv, first with the affine steps in front of it in its filter."""
+    for front in reversed(conv_facts.behind_steps(graph, node, most_sources())):
+        whole = _match(graph, node, front, wanted)
+        if isinstance(whole, Match) and not kernels.reject(whole.call):
+            plain = _before(whole, plain if isinstance(plain, Match) and not kernels.reject(plain.call) else None)
+    return plain
+
+
 def _before(first: Match, smaller: Match | None) -> Match:
     """A match and all its smaller ones, then another one."""
     return replace(first, otherwise=_before(first.otherwise, smaller) if first.otherwise else smaller)
@@ -200,9 +211,11 @@ def noted(found: Match, note: str) -> Match:
 
 
 def _match(
-    graph: Graph, node: NodeProto, site: Front, wanted: _Wanted, facts: conv_facts.Facts | Refusal | None = None
-) -> Match | Refusal | None:
-    """The site of a Conv over a front. `facts`: those of another filter that computes what is in front as well."""
+    graph: Graph, node: NodeProto, site: Front, wanted: _Wanted, facts: conv_facts.Facts | Refusal | None = None,
+    lines: bool = True,
+) -> Match | Refusal | None:  # fmt: skip
+    """The site of a Conv over a front. `facts`: those of another filter that computes what is in front as well.
+    `lines`: see `activation_after`."""
     if refusal := conv_facts.broken(graph, node, (node, *site.nodes)):
         return refusal if site.concats or has_neighbour(graph, node) else None
     facts = facts or conv_facts.read(graph, node, site)
@@ -214,7 +227,7 @@ def _match(
     seen = plain if facts.depthwise else [views.see_through(graph, p) for p in plain]
     images = (*site.sources, *(o.tensor for o in seen))  # a view has the batch of its tensor
     shape = None if facts.depthwise else partial(shape_of, graph, node.output[0], images)  # it takes no residual
-    chains = chains_after(graph, node.output[0], facts.weight_dims[0], shape)
+    chains = chains_after(graph, node.output[0], facts.weight_dims[0], shape, lines)
 
     def rejected(operands: Sequence[Operand]) -> str | None:
         if len(operands) > most_sources():
@@ -235,9 +248,10 @@ def _match(
     if not options:
         reason = (rejected(plain) or "") if site.concats else chains[0].note or " and ".join(seen[0].notes)
         return Refusal(reason, (node, *site.nodes)) if reason else None
-    folded = conv_facts.Folded(graph, facts, chains[0].steps)
+    folded = conv_facts.Folded(graph, facts, chains[0].steps, site.steps)
     if fault := folded.reject():
-        return Refusal(fault, (node, *site.nodes, *chains[-1].nodes))
+        smaller = _match(graph, node, site, wanted, facts, lines=False) if lines else None
+        return smaller or Refusal(fault, (node, *site.nodes, *chains[-1].nodes))
     built = [
         _built(graph, node, site, facts, folded, operands, chain, added, wanted.layout)
         for operands, chain, added in options

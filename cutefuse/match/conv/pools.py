@@ -56,7 +56,8 @@ def wider(graph: Graph, conv: NodeProto) -> list[tuple[Front, Facts]] | str:
             return f"{node.op_type} '{label(node)}' stays: {dims}"
         whole = replace(front, nodes=(*site.nodes, *found.nodes, *front.nodes))
         shape = (K, found.channels, R, S)
-        facts = replace(own, weight_dims=shape, sources=dims, geometry=found.geometry, make=found.make)
+        geometry = replace(found.geometry, pads=conv_facts.added(found.geometry.pads, front.pads))
+        facts = replace(own, weight_dims=shape, sources=dims, geometry=geometry, make=found.make)
         pairs.append((whole, facts))
     return pairs
 

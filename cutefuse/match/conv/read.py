@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -11,9 +11,10 @@ from onnx import NodeProto
 
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
 from cutefuse.kernels import Call
-from cutefuse.match.after import Affine, composed
+from cutefuse.match.after import Affine, composed, steps_before
 from cutefuse.match.answer import Constant, Refusal, Traffic
 from cutefuse.match.qdq import dequantises, kind_of
+from cutefuse.match.sizes import Pads, pads_of
 from cutefuse.operators.conv_form import Form, Source, form_of, most_spread
 from cutefuse.operators.conv_math import Geometry, pack, pack_depthwise
 
@@ -27,11 +28,14 @@ MAX_DEPTH = 16  # nested concats and pass-through nodes; no real network has mor
 @dataclass(frozen=True)
 class Front:
     """The tensors that a Conv reads, concatenated in this order; the nodes between them and the Conv; which of those
-    are Concats: none where the Conv reads one tensor as it is."""
+    are Concats: none where the Conv reads one tensor as it is; the zeros that others add around the image; the affine
+    steps between."""
 
     sources: tuple[str, ...]
     nodes: tuple[NodeProto, ...]
     concats: tuple[NodeProto, ...]
+    pads: Pads = (0, 0, 0, 0)
+    steps: tuple[Affine, ...] = ()
 
     @property
     def word(self) -> str:
@@ -84,11 +88,11 @@ class Facts:
 
 
 def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> Front | Refusal | None:
-    """The Concat that feeds a Conv, seen through Identity and inference Dropout.
+    """The Concat that feeds a Conv, seen through Identity, inference Dropout and Pad with zeros.
 
     Nested Concats are flattened while there are at most `flatten_to` sources; 0 leaves them.
     """
-    between, tensor = pass_through(graph, conv.input[0])
+    between, tensor, pads = _in_front(graph, conv)
     concat = graph.producer(tensor)
     quantised = dequantises(concat, graph)
     while concat is not None and kind_of(concat, graph):
@@ -104,13 +108,65 @@ def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> Front | Refus
         axis = attribute(concat, "axis", 1)
         return Refusal(f"Concat joins axis {axis}; only the channel axis (1 or -3) can be fused into a Conv", nodes)
     sources, inner = _flatten(graph, concat, flatten_to)
-    return Front(tuple(sources), (*between, concat, *inner), (concat, *inner))
+    return Front(tuple(sources), (*between, concat, *inner), (concat, *inner), pads)
 
 
 def one_source(graph: Graph, conv: NodeProto) -> Front:
-    """The one tensor that a Conv reads, seen through Identity and inference Dropout."""
-    between, tensor = pass_through(graph, conv.input[0])
-    return Front((tensor,), tuple(between), ())
+    """The one tensor that a Conv reads, seen through Identity, inference Dropout and Pad with zeros."""
+    between, tensor, pads = _in_front(graph, conv)
+    return Front((tensor,), tuple(between), (), pads)
+
+
+def behind_steps(graph: Graph, conv: NodeProto, limit: int) -> list[Front]:
+    """What a Conv reads behind affine steps that only convolutions read, the tensors of a Concat there first; [] where
+    it has groups, or where engines fold the steps into a convolution before them."""
+    site, weight = one_source(graph, conv), graph.dims(conv.input[1]) or ()
+    if len(weight) != 4 or attribute(conv, "group", 1) != 1:
+        return []
+    steps, tensor = steps_before(graph, site.sources[0], weight[1])
+    nodes = [*site.nodes, *(s.node for s in reversed(steps))]
+    between, source = pass_through(graph, tensor)
+    maker = graph.producer(source)
+    engines = graph.is_op(maker, "Conv", "ConvTranspose") and graph.only_user(tensor) is not None
+    made = [n.output[0] for n in nodes]
+    others = [n for t in made for n in graph.users(t) if all(n is not own for own in nodes)]
+    convolved = all(graph.is_op(n, "Conv") and n.input[0] in made and _is_plain(graph, n) for n in others)
+    if not steps or engines or not convolved or any(map(graph.escapes, made)):
+        return []
+    nodes += between
+    fronts = [Front((source,), tuple(nodes), (), site.pads, tuple(steps))]
+    if maker is not None and _joins_channels(graph, maker):
+        sources, inner = _flatten(graph, maker, limit)
+        fronts.insert(0, Front(tuple(sources), (*nodes, maker, *inner), (maker, *inner), site.pads, tuple(steps)))
+    return fronts
+
+
+def _in_front(graph: Graph, node: NodeProto) -> tuple[list[NodeProto], str, Pads]:
+    """The nodes without effect and the Pads with zeros before a convolution or a pool, last first; the tensor behind
+    them; what the Pads add to the node's own. Automatic pads follow from the padded image, so they add to none."""
+    nodes, tensor = pass_through(graph, node.input[0])
+    pads: Pads = (0, 0, 0, 0)
+    explicit = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID") and node.op_type != "ConvTranspose"
+    while explicit and (found := _zeros_around(graph, graph.producer(tensor))):
+        pad, more = found
+        before, tensor = pass_through(graph, pad.input[0])
+        nodes, pads = [*nodes, pad, *before], added(pads, more)
+    return nodes, tensor, pads
+
+
+def _zeros_around(graph: Graph, node: NodeProto | None) -> tuple[NodeProto, Pads] | None:
+    """A Pad that puts zeros around images of any size, and how many; None for another node."""
+    pads = pads_of(graph, node)
+    if node is None or pads is None or min(pads) < 0 or attribute(node, "mode", "constant") != "constant":
+        return None
+    filled = node.input[2] if len(node.input) > 2 and graph.opset >= 11 else ""
+    value = graph.constant(filled) if filled else np.array(attribute(node, "value", 0.0))
+    return (node, pads) if value is not None and value.size == 1 and not value.any() else None
+
+
+def added(pads: Sequence[int], more: Sequence[int]) -> Pads:
+    """Pads around pads."""
+    return pads[0] + more[0], pads[1] + more[1], pads[2] + more[2], pads[3] + more[3]
 
 
 def broken(graph: Graph, node: NodeProto, nodes: tuple[NodeProto, ...]) -> Refusal | None:
@@ -204,7 +260,7 @@ def traffic(graph: Graph, site: Front, facts: Facts, element_bytes: int) -> dict
     joined = [c.output[0] for c in site.concats]
     # The outer one, which comes first, has the channels of the filter.
     channels = {t: (graph.dims(t) or (0, -1))[1] if i else facts.weight_dims[1] for i, t in enumerate(joined)}
-    made = [n.output[0] for n in site.nodes if n.op_type not in ("Identity", "Dropout")]
+    made = [n.output[0] for n in site.nodes if n.op_type not in ("Identity", "Dropout", "Pad")]
     return {
         t: Traffic((batch, channels[t], height, width) if t in channels else graph.dims(t) or (-1,), element_bytes)
         for t in made
@@ -252,6 +308,7 @@ def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
     geometry = geometry_of(conv, (R, S), sources[0][2:])
     if isinstance(geometry, str):
         return no(geometry)
+    geometry = replace(geometry, pads=added(geometry.pads, site.pads))
     return Facts(dtype, weight, (K, C, R, S), bias, sources, geometry, depthwise)
 
 
@@ -377,8 +434,8 @@ class Folded:
         self._graph, self._facts, self._steps, self._before = graph, facts, steps, before
 
     def behind(self, before: Sequence[Affine]) -> Folded:
-        """The same with these steps before the convolution."""
-        return Folded(self._graph, self._facts, self._steps, before)
+        """The same with these steps before all others."""
+        return Folded(self._graph, self._facts, self._steps, (*before, *self._before))
 
     def _scale_and_shift(self) -> tuple[np.ndarray, np.ndarray]:
         scale, shift = composed(self._steps)
