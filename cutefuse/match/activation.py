@@ -23,21 +23,24 @@ MAX_GATE = 8  # nodes of such an activation; GELU's tanh form has seven
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation after `tensor`: its suffix in op_types, its nodes, its output and its parameters."""
+    """An activation of `scale * x + shift`: its suffix in op_types, its nodes, its output and its parameters."""
 
     suffix: str
     nodes: tuple[NodeProto, ...]
     output: str
     params: dict[str, float]
+    scale: float = 1.0
+    shift: float = 0.0
 
 
-def activation_after(graph: Graph, tensor: str) -> Activation | None:
-    """The activation that is the tensor's only reader; None unless it is exactly one of ours."""
+def activation_after(graph: Graph, tensor: str, scaled: bool) -> Activation | None:
+    """The activation that is the tensor's only reader; None unless it is exactly one of ours. `scaled`: it may be of a
+    multiple of the tensor."""
     if graph.escapes(tensor):
         return None
     users = list({id(n): n for n in graph.users(tensor)}.values())
     if len(users) == 1:
-        return _single(graph, users[0], tensor)
+        return _single(graph, users[0], tensor, scaled)
     if len(users) == 2:
         for first, last in (users, reversed(users)):
             for form in (_gated, _divided, _leaky, _gelu):
@@ -97,14 +100,11 @@ def _written_out(graph: Graph, tensor: str) -> str:
     return ""
 
 
-def _single(graph: Graph, node: NodeProto, tensor: str) -> Activation | None:
+def _single(graph: Graph, node: NodeProto, tensor: str, scaled: bool) -> Activation | None:
     if _is_gelu(graph, node):
         return Activation("Gelu", (node,), node.output[0], {})
-    cuts, output, (lo, hi) = _cuts(graph, node, tensor)
-    if all(n.op_type == "Relu" for n in cuts) and cuts:
-        return Activation("Relu", tuple(cuts), output, {})
-    if cuts:
-        return Activation("Clip", tuple(cuts), output, {"lo": lo, "hi": hi})
+    if cut := _cut(graph, node, tensor, scaled):
+        return cut
     if not graph.is_op(node, "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Swish"):
         return None
     output = node.output[0]
@@ -117,10 +117,30 @@ def _single(graph: Graph, node: NodeProto, tensor: str) -> Activation | None:
     return None
 
 
+def _cut(graph: Graph, node: NodeProto, tensor: str, scaled: bool) -> Activation | None:
+    """The tensor cut off, and where it may be scaled, the scalar steps behind that: max(x, 0) * s + t is the same as
+    max(s * x + t, t), and as min(s * x + t, t) where s is negative."""
+    inner, outer = _Line(), _Line()
+    cuts, output, bounds = _cuts(graph, node, tensor)
+    if graph.is_op(node, "HardSigmoid") and scaled:
+        cuts, output, bounds, inner = [node], node.output[0], (0.0, 1.0), _Line(*_hard_sigmoid(node))
+    if not cuts or not inner.scale:  # 0 times infinity is NaN
+        return None
+    steps, last, _ = _steps(graph, output, graph.only_user(output), outer) if scaled else ([], output, None)
+    with np.errstate(over="ignore"):
+        if not outer.scale or not np.isfinite(np.array([outer.scale, outer.shift], np.float32)).all():
+            steps, last, outer = [], output, _Line()
+        lo, hi = sorted(float(np.float32(b * outer.scale + outer.shift)) for b in bounds)
+    if not steps and all(n.op_type == "Relu" for n in cuts):
+        return Activation("Relu", tuple(cuts), output, {})
+    inner.then(outer.scale, outer.shift, outer.rounding)
+    return Activation("Clip", (*cuts, *steps), last, {"lo": lo, "hi": hi}, inner.scale, inner.shift)
+
+
 def _cuts(graph: Graph, node: NodeProto | None, tensor: str) -> tuple[list[NodeProto], str, tuple[float, float]]:
     """The nodes from `node` on that cut the tensor off, as clamp(clamp(x, min=0), max=6); what they give; their bounds
     as those of a single one."""
-    nodes, lo, hi = list[NodeProto](), -FLOAT_MAX, FLOAT_MAX
+    nodes, lo, hi = list[NodeProto](), -np.inf, np.inf
     while node is not None and len(nodes) < MAX_STEPS and (bounds := _bounds_of(graph, node, tensor)):
         lo, hi = (min(max(v, bounds[0]), bounds[1]) for v in (lo, hi))
         nodes.append(node)
@@ -135,13 +155,13 @@ def _bounds_of(graph: Graph, node: NodeProto, tensor: str) -> tuple[float, float
     if not graph.is_op(node, "Relu", "Clip", "Max", "Min") or list(node.input).count(tensor) != 1:
         return None
     if node.op_type == "Relu":
-        return 0.0, FLOAT_MAX
+        return 0.0, np.inf
     if node.op_type in ("Max", "Min"):
         others = [name for name in node.input if name != tensor]
         value = _number(graph, others[0]) if len(others) == 1 else None
         if value is None or not abs(value) <= FLOAT_MAX:  # false for NaN
             return None
-        return (value, FLOAT_MAX) if node.op_type == "Max" else (-FLOAT_MAX, value)
+        return (value, np.inf) if node.op_type == "Max" else (-np.inf, value)
     if node.input[0] != tensor:
         return None
     lo, hi = _bound(graph, node, 1, "min", -FLOAT_MAX), _bound(graph, node, 2, "max", FLOAT_MAX)
@@ -321,11 +341,17 @@ def _is_erf_gelu(inner: _Line, outer: _Line) -> bool:
     return exact and _equal((inner.scale,), (0.5**0.5,), inner.rounding)
 
 
+def _hard_sigmoid(node: NodeProto) -> tuple[float, float]:
+    """Slope and offset of a HardSigmoid."""
+    slope, offset = (float(np.float32(attribute(node, *a))) for a in (("alpha", 0.2), ("beta", 0.5)))
+    return slope, offset
+
+
 def _is_hard_swish(function: NodeProto, bounds: tuple[float, float], inner: _Line, outer: _Line) -> bool:
     """Whether outer(function(inner(x))) is x / 6 + 1 / 2 between 0 and 1."""
     rounding = max(inner.rounding, outer.rounding)
     if function.op_type == "HardSigmoid":
-        slope, offset = (float(np.float32(attribute(function, *a))) for a in (("alpha", 0.2), ("beta", 0.5)))
+        slope, offset = _hard_sigmoid(function)
         lo, hi = 0.0, 1.0
     else:
         slope, offset = 1.0, 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -51,15 +52,21 @@ class Chain:
         return not self.suffix and not self.residual
 
 
-def chains_after(graph: Graph, tensor: str, channels: int, shape: Callable[[], Shape] | None = None) -> list[Chain]:
-    """The longest chain after the tensor whose inner tensors have no other reader, possibly empty. Where it has a
-    residual, also the chain without it. `shape` tells the tensor's; without it no residual is looked for."""
+def chains_after(
+    graph: Graph, tensor: str, channels: int, shape: Callable[[], Shape] | None = None, most: float = math.inf
+) -> list[Chain]:
+    """The longest chain of at most `most` affine steps after the tensor whose inner tensors have no other reader,
+    possibly empty. Where it has a residual, also the chain without it. `shape` tells the tensor's; without it no
+    residual is looked for."""
     steps: list[Affine] = []
-    while step := affine_after(graph, tensor, channels):
+    while len(steps) < most and (step := affine_after(graph, tensor, channels)):
         steps.append(step)
         tensor = step.output
     nodes = tuple(s.node for s in steps)
-    act = activation_after(graph, tensor) or Activation("", (), tensor, {})
+    act = activation_after(graph, tensor, len(steps) < most) or Activation("", (), tensor, {})
+    if (act.scale, act.shift) != (1.0, 0.0):
+        line = act.scale, act.shift
+        steps.append(Affine(act.nodes[-1], tensor, lambda: (np.full(channels, line[0]), np.full(channels, line[1]))))
     plain = Chain(
         tuple(steps), act.suffix, act.params, (*nodes, *act.nodes), act.output,
         stored="" if act.suffix in JOINED else tensor, note="" if act.suffix else near_miss(graph, tensor),
@@ -71,7 +78,7 @@ def chains_after(graph: Graph, tensor: str, channels: int, shape: Callable[[], S
         whole = replace(
             plain, nodes=(*plain.nodes, add), output=add.output[0], residual=other, when=when, stored=stored
         )
-        if when == BEFORE and (last := activation_after(graph, whole.output)):
+        if when == BEFORE and (last := activation_after(graph, whole.output, False)):
             whole = replace(whole, suffix=last.suffix, params=last.params, nodes=(*whole.nodes, *last.nodes),
                             output=last.output, stored="" if last.suffix in JOINED else whole.output)  # fmt: skip
         elif when == BEFORE:
