@@ -20,29 +20,28 @@ MAX_STEPS = 4  # scalar steps on one side of a gate; exporters write at most two
 _WRITTEN = {"Softplus": "Mish", "Erf": "GELU", "Pow": "GELU"}
 _BETWEEN = (*_WRITTEN, "Tanh", "Mul", "Div", "Add")
 MAX_GATE = 8  # nodes of such an activation; GELU's tanh form has seven
-IDENTITY = (1.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation after `tensor`: its suffix in op_types, its nodes, its output and its parameters. `line`: the scale
-    and the shift of the tensor that it is an activation of."""
+    """An activation of `scale * x + shift`: its suffix in op_types, its nodes, its output and its parameters."""
 
     suffix: str
     nodes: tuple[NodeProto, ...]
     output: str
     params: dict[str, float]
-    line: tuple[float, float] = IDENTITY
+    scale: float = 1.0
+    shift: float = 0.0
 
 
-def activation_after(graph: Graph, tensor: str, lines: bool = True) -> Activation | None:
-    """The activation that is the tensor's only reader; None unless it is exactly one of ours. `lines`: also one of a
-    multiple of the tensor and a shift, which the filter in front can compute."""
+def activation_after(graph: Graph, tensor: str, scaled: bool) -> Activation | None:
+    """The activation that is the tensor's only reader; None unless it is exactly one of ours. `scaled`: it may be of a
+    multiple of the tensor."""
     if graph.escapes(tensor):
         return None
     users = list({id(n): n for n in graph.users(tensor)}.values())
     if len(users) == 1:
-        return _single(graph, users[0], tensor, lines)
+        return _single(graph, users[0], tensor, scaled)
     if len(users) == 2:
         for first, last in (users, reversed(users)):
             for form in (_gated, _divided, _leaky, _gelu):
@@ -102,11 +101,11 @@ def _written_out(graph: Graph, tensor: str) -> str:
     return ""
 
 
-def _single(graph: Graph, node: NodeProto, tensor: str, lines: bool) -> Activation | None:
+def _single(graph: Graph, node: NodeProto, tensor: str, scaled: bool) -> Activation | None:
     if _is_gelu(graph, node):
         return Activation("Gelu", (node,), node.output[0], {})
-    if found := _clipped(graph, node, tensor, lines):
-        return found
+    if cut := _cut(graph, node, tensor, scaled):
+        return cut
     if not graph.is_op(node, "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Swish", "PRelu"):
         return None
     output = node.output[0]
@@ -124,29 +123,29 @@ def _single(graph: Graph, node: NodeProto, tensor: str, lines: bool) -> Activati
     return None
 
 
-def _clipped(graph: Graph, node: NodeProto, tensor: str, lines: bool) -> Activation | None:
-    """A cut: scale * clip(x) + shift is the clip of scale * x + shift between other bounds, for a positive scale. So
-    HardSigmoid is one, which is also written as relu6(x + 3) / 6."""
-    if graph.is_op(node, "HardSigmoid") and lines:
-        slope, offset = (float(np.float32(attribute(node, *a))) for a in (("alpha", 0.2), ("beta", 0.5)))
-        return Activation("Clip", (node,), node.output[0], {"lo": 0.0, "hi": 1.0}, (slope, offset))
-    cuts, output, (lo, hi) = _cuts(graph, node, tensor)
-    if not cuts:
+def _cut(graph: Graph, node: NodeProto, tensor: str, scaled: bool) -> Activation | None:
+    """The tensor cut off, and where it may be scaled, the scalar steps behind that: max(x, 0) * s + t is the same as
+    max(s * x + t, t), and as min(s * x + t, t) where s is negative."""
+    inner, outer = _Line(), _Line()
+    cuts, output, bounds = _cuts(graph, node, tensor)
+    if graph.is_op(node, "HardSigmoid") and scaled:
+        cuts, output, bounds, inner = [node], node.output[0], (0.0, 1.0), _Line(*_hard_sigmoid(node))
+    if not cuts or not inner.scale:  # 0 times infinity is NaN
         return None
-    relu, line = all(n.op_type == "Relu" for n in cuts), _Line()
-    more, moved, _ = _steps(graph, output, graph.only_user(output), line) if lines else ([], output, None)
-    exact = line.shift == 0.0 if relu else max(-lo, hi) < FLOAT_MAX  # infinity passes where no bound is
-    if not (exact and 0.0 < line.scale < math.inf and math.isfinite(line.shift)):
-        line, more, moved = _Line(), [], output
-    lo, hi = (line.scale * v + line.shift for v in (lo, hi))
-    suffix, params = ("Relu", {}) if relu else ("Clip", {"lo": lo, "hi": hi})
-    return Activation(suffix, (*cuts, *more), moved, params, (line.scale, line.shift))
+    steps, last, _ = _steps(graph, output, graph.only_user(output), outer) if scaled else ([], output, None)
+    with np.errstate(over="ignore"):
+        if not outer.scale or not np.isfinite(np.array([outer.scale, outer.shift], np.float32)).all():
+            steps, last, outer = [], output, _Line()
+        lo, hi = sorted(float(np.float32(b * outer.scale + outer.shift)) for b in bounds)
+    inner.then(outer.scale, outer.shift, outer.rounding)
+    suffix, params = ("Relu", {}) if (lo, hi) == (0.0, math.inf) else ("Clip", {"lo": lo, "hi": hi})
+    return Activation(suffix, (*cuts, *steps), last, params, inner.scale, inner.shift)
 
 
 def _cuts(graph: Graph, node: NodeProto | None, tensor: str) -> tuple[list[NodeProto], str, tuple[float, float]]:
     """The nodes from `node` on that cut the tensor off, as clamp(clamp(x, min=0), max=6); what they give; their bounds
     as those of a single one."""
-    nodes, lo, hi = list[NodeProto](), -FLOAT_MAX, FLOAT_MAX
+    nodes, lo, hi = list[NodeProto](), -np.inf, np.inf
     while node is not None and len(nodes) < MAX_STEPS and (bounds := _bounds_of(graph, node, tensor)):
         lo, hi = (min(max(v, bounds[0]), bounds[1]) for v in (lo, hi))
         nodes.append(node)
@@ -161,13 +160,13 @@ def _bounds_of(graph: Graph, node: NodeProto, tensor: str) -> tuple[float, float
     if not graph.is_op(node, "Relu", "Clip", "Max", "Min") or list(node.input).count(tensor) != 1:
         return None
     if node.op_type == "Relu":
-        return 0.0, FLOAT_MAX
+        return 0.0, np.inf
     if node.op_type in ("Max", "Min"):
         others = [name for name in node.input if name != tensor]
         value = _number(graph, others[0]) if len(others) == 1 else None
         if value is None or not abs(value) <= FLOAT_MAX:  # false for NaN
             return None
-        return (value, FLOAT_MAX) if node.op_type == "Max" else (-FLOAT_MAX, value)
+        return (value, np.inf) if node.op_type == "Max" else (-np.inf, value)
     if node.input[0] != tensor:
         return None
     lo, hi = _bound(graph, node, 1, "min", -FLOAT_MAX), _bound(graph, node, 2, "max", FLOAT_MAX)
@@ -347,11 +346,17 @@ def _is_erf_gelu(inner: _Line, outer: _Line) -> bool:
     return exact and _equal((inner.scale,), (0.5**0.5,), inner.rounding)
 
 
+def _hard_sigmoid(node: NodeProto) -> tuple[float, float]:
+    """Slope and offset of a HardSigmoid."""
+    slope, offset = (float(np.float32(attribute(node, *a))) for a in (("alpha", 0.2), ("beta", 0.5)))
+    return slope, offset
+
+
 def _is_hard_swish(function: NodeProto, bounds: tuple[float, float], inner: _Line, outer: _Line) -> bool:
     """Whether outer(function(inner(x))) is x / 6 + 1 / 2 between 0 and 1."""
     rounding = max(inner.rounding, outer.rounding)
     if function.op_type == "HardSigmoid":
-        slope, offset = (float(np.float32(attribute(function, *a))) for a in (("alpha", 0.2), ("beta", 0.5)))
+        slope, offset = _hard_sigmoid(function)
         lo, hi = 0.0, 1.0
     else:
         slope, offset = 1.0, 0.0

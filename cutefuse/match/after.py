@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from onnx import NodeProto
 
 from cutefuse.graph.read import Graph, attribute
-from cutefuse.match.activation import IDENTITY, Activation, activation_after, near_miss
+from cutefuse.match.activation import Activation, activation_after, near_miss
 from cutefuse.match.explain import other_sum
 from cutefuse.match.sizes import Shape, shape_of
 from cutefuse.operators.conv_form import AFTER, BEFORE
@@ -54,19 +54,20 @@ class Chain:
 
 
 def chains_after(
-    graph: Graph, tensor: str, channels: int, shape: Callable[[], Shape] | None = None, lines: bool = True
+    graph: Graph, tensor: str, channels: int, shape: Callable[[], Shape] | None = None, most: float = math.inf
 ) -> list[Chain]:
-    """The longest chain after the tensor whose inner tensors have no other reader, possibly empty. Where it has a
-    residual, also the chain without it. `shape` tells the tensor's; without it no residual is looked for. `lines`:
-    see `activation_after`."""
+    """The longest chain of at most `most` affine steps after the tensor whose inner tensors have no other reader,
+    possibly empty. Where it has a residual, also the chain without it. `shape` tells the tensor's; without it no
+    residual is looked for."""
     steps: list[Affine] = []
-    while step := affine_after(graph, tensor, channels):
+    while len(steps) < most and (step := affine_after(graph, tensor, channels)):
         steps.append(step)
         tensor = step.output
     nodes = tuple(s.node for s in steps)
-    act = activation_after(graph, tensor, lines) or Activation("", (), tensor, {})
-    if act.line != IDENTITY:
-        steps.append(Affine(act.nodes[0], act.output, partial(_of_line, channels, act.line)))
+    act = activation_after(graph, tensor, len(steps) < most) or Activation("", (), tensor, {})
+    if (act.scale, act.shift) != (1.0, 0.0):
+        line = act.scale, act.shift
+        steps.append(Affine(act.nodes[-1], tensor, lambda: (np.full(channels, line[0]), np.full(channels, line[1]))))
     plain = Chain(
         tuple(steps), act.suffix, act.params, (*nodes, *act.nodes), act.output,
         stored="" if act.suffix in JOINED else tensor, note="" if act.suffix else near_miss(graph, tensor),
@@ -78,7 +79,7 @@ def chains_after(
         whole = replace(
             plain, nodes=(*plain.nodes, add), output=add.output[0], residual=other, when=when, stored=stored
         )
-        if when == BEFORE and (last := activation_after(graph, whole.output, lines=False)):
+        if when == BEFORE and (last := activation_after(graph, whole.output, False)):
             whole = replace(whole, suffix=last.suffix, params=last.params, nodes=(*whole.nodes, *last.nodes),
                             output=last.output, stored="" if last.suffix in JOINED else whole.output)  # fmt: skip
         elif when == BEFORE:
@@ -139,10 +140,6 @@ def composed(steps: Sequence[Affine]) -> tuple[np.ndarray, np.ndarray]:
             factor, offset = step.make()
             scale, shift = scale * factor, shift * factor + offset
     return scale, shift
-
-
-def _of_line(channels: int, line: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    return np.full(channels, line[0]), np.full(channels, line[1])
 
 
 def affine_of(graph: Graph, node: NodeProto | None, tensor: str, channels: int) -> Affine | None:

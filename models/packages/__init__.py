@@ -37,6 +37,7 @@ NETWORKS = {
         pvt_v2_b0 levit_128 nfnet_f0 eca_resnet33ts halonet26t botnet26t_256 regnetz_b16 resnetv2_50 res2net50_26w_4s
         resnest14d skresnet18 seresnet50 gernet_s mixer_b16_224 tinynet_e visformer_tiny xcit_nano_12_p16_224 hgnet_tiny
         hgnetv2_b0 repvit_m1 cs3darknet_m lcnet_050 focalnet_tiny_srf starnet_s1 rdnet_tiny resnet50d
+        swiftformer_s
     """,
     "monai": """
         UNet UNet3d BasicUNet BasicUNet3d BasicUNetPlusPlus AttentionUnet DynUNet DynUNet3d SegResNet FlexibleUNet UNETR
@@ -45,7 +46,7 @@ NETWORKS = {
     "diffusers": "UNet2DModel UNet2DConditionModel AutoencoderTiny AutoencoderKL-decode AutoencoderKL-encode",
     "transformers": """
         Bert Roberta DistilBert Albert GPT2 OPT MPNet Electra Llama Qwen2 Qwen3 T5 Wav2Vec2 ViT Dinov2 ConvNext
-        ResNet Segformer Swin PoolFormer MobileViT RegNet
+        ResNet Segformer Swin PoolFormer MobileViT RegNet RTDetrV2 DFine
     """,
 }
 # Exported by torch.export too, whose graphs are other ones.

@@ -138,6 +138,17 @@ LANGUAGE: dict[str, dict[str, int]] = {
     "Qwen2": {"hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2},
     "Qwen3": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8},
 }
+# D-FINE-S, whose backbone scales and shifts what each ReLU gives. RT-DETRv2's default is ResNet-50-D.
+HGNETV2_B0: dict[str, Any] = {
+    "stem_channels": [3, 16, 16], "stage_in_channels": [16, 64, 256, 512], "stage_mid_channels": [16, 32, 64, 128],
+    "stage_out_channels": [64, 256, 512, 1024], "hidden_sizes": [64, 256, 512, 1024], "stage_num_blocks": [1, 1, 2, 1],
+    "stage_numb_of_layers": [3, 3, 3, 3], "use_learnable_affine_block": True,
+    "out_features": ["stage2", "stage3", "stage4"],
+}  # fmt: skip
+D_FINE_S: dict[str, Any] = {
+    "encoder_in_channels": [256, 512, 1024], "hidden_expansion": 0.5, "depth_mult": 0.34, "decoder_layers": 3,
+}  # fmt: skip
+DETECTORS = ("RTDetrV2", "DFine")
 TEXT = ("Bert", "Roberta", "DistilBert", "Albert", "GPT2", "OPT", "MPNet", "Electra", *LANGUAGE)
 
 
@@ -146,8 +157,12 @@ def transformers(name: str) -> Made:
     import torch
     import transformers as package
 
-    small = {"vocab_size": 1024, "pad_token_id": 0} if name in LANGUAGE else {}  # or it would be most of the file
-    config = getattr(package, f"{name}Config")(**small, **LANGUAGE.get(name, {}))
+    sizes: dict[str, Any] = LANGUAGE.get(name, {})
+    if sizes:  # or the table of words would be most of the file
+        sizes = {"vocab_size": 1024, "pad_token_id": 0, **sizes}
+    if name == "DFine":
+        sizes = {"backbone_config": package.HGNetV2Config(**HGNETV2_B0), **D_FINE_S}
+    config = getattr(package, f"{name}Config")(**sizes)
     config._attn_implementation = "eager"
     if hasattr(config, "use_pretrained_backbone"):
         config.use_pretrained_backbone = False
@@ -165,7 +180,7 @@ def transformers(name: str) -> Made:
         return _first(package.T5EncoderModel(config)), (tokens(64),)
     if name == "Wav2Vec2":
         return _first(package.Wav2Vec2Model(config)), (torch.randn(1, 16000),)
-    size = getattr(config, "image_size", 224)
+    size = 640 if name in DETECTORS else getattr(config, "image_size", 224)
     return _first(getattr(package, f"{name}Model")(config)), (image(size if isinstance(size, int) else 224),)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -212,10 +213,10 @@ def noted(found: Match, note: str) -> Match:
 
 def _match(
     graph: Graph, node: NodeProto, site: Front, wanted: _Wanted, facts: conv_facts.Facts | Refusal | None = None,
-    lines: bool = True,
+    steps: float = math.inf,
 ) -> Match | Refusal | None:  # fmt: skip
     """The site of a Conv over a front. `facts`: those of another filter that computes what is in front as well.
-    `lines`: see `activation_after`."""
+    `steps`: the most affine steps behind the Conv that go into the filter."""
     if refusal := conv_facts.broken(graph, node, (node, *site.nodes)):
         return refusal if site.concats or has_neighbour(graph, node) else None
     facts = facts or conv_facts.read(graph, node, site)
@@ -227,7 +228,7 @@ def _match(
     seen = plain if facts.depthwise else [views.see_through(graph, p) for p in plain]
     images = (*site.sources, *(o.tensor for o in seen))  # a view has the batch of its tensor
     shape = None if facts.depthwise else partial(shape_of, graph, node.output[0], images)  # it takes no residual
-    chains = chains_after(graph, node.output[0], facts.weight_dims[0], shape, lines)
+    chains = chains_after(graph, node.output[0], facts.weight_dims[0], shape, steps)
 
     def rejected(operands: Sequence[Operand]) -> str | None:
         if len(operands) > most_sources():
@@ -250,8 +251,11 @@ def _match(
         return Refusal(reason, (node, *site.nodes)) if reason else None
     folded = conv_facts.Folded(graph, facts, chains[0].steps, site.steps)
     if fault := folded.reject():
-        smaller = _match(graph, node, site, wanted, facts, lines=False) if lines else None
-        return smaller or Refusal(fault, (node, *site.nodes, *chains[-1].nodes))
+        # A model with NaN or infinity is to be repaired; else the step that does not fit stays behind the site.
+        fewer = len(chains[0].steps) - 1 if conv_facts.IMPRECISE in fault else -1
+        found = _match(graph, node, site, wanted, facts, fewer) if fewer >= 0 else None
+        whole = (node, *site.nodes, *chains[-1].nodes)
+        return noted(found, fault) if isinstance(found, Match) else Refusal(fault, whole)
     built = [
         _built(graph, node, site, facts, folded, operands, chain, added, wanted.layout)
         for operands, chain, added in options

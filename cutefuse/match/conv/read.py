@@ -22,6 +22,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 GROUPS = "only group=1 and one filter for each channel (depthwise) can be fused"
 EPSILONS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative
 LARGEST_FOLDED = 1e30  # a filter beyond it overflows float32 in sums that stayed finite before the fold
+IMPRECISE = "overflows or loses precision"
 MAX_DEPTH = 16  # nested concats and pass-through nodes; no real network has more
 
 
@@ -467,10 +468,8 @@ class Folded:
                 )
             unit = np.where(factor == 0, 1, np.abs(factor))[:, None, None]
             if not keeps_precision(self._filter(scale), self._facts.dtype, unit):
-                return (
-                    f"folding the normalisation into a {self._facts.dtype} filter overflows or loses precision; "
-                    "keep this Conv in float32"
-                )
+                filters = f"folding the normalisation into a {self._facts.dtype} filter"
+                return f"{filters} {IMPRECISE}; keep this Conv in float32"
         return None
 
     def packed(self, channels: Sequence[int], form: Form) -> np.ndarray:
