@@ -380,6 +380,9 @@ SHUFFLE, LARGE = 't0 = DepthToSpace<blocksize=2,mode="CRD">(d) ', {"a": "1,32,16
     (f"d = Conv(a, w2) {SHUFFLE}v = Conv(t0, w1) y = Neg(v)", ["CuteSpread2ConcatConv1"]),
     # A kernel of its own takes the place of the shuffle's, which had computed it.
     (f"d = Conv(a, w2) {SHUFFLE}t = PRelu(t0, h) v = Conv(t, w1) y = Neg(v)", []),
+    # But the shuffle's kernel would give what the next fused node has to turn.
+    (f"d = Conv(a, w2) {SHUFFLE}t = PRelu(t0, h) e = Conv(t, w2) {SHUFFLE.replace('t0', 'f').replace('(d)', '(e)')}"
+     "v = Conv(f, w1) y = Neg(v)", ["CuteSpread2ConcatConv1"] * 2),
     ("d = ConvTranspose<strides=[2,2]>(a, w5) t = Relu(d) v = Conv(t, w1) y = Neg(v)", []),
 ])  # fmt: skip
 def test_rules_of_rtx_fuse_shuffles_alone(body: str, op_types: list[str], tmp_path: Path) -> None:
