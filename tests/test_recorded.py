@@ -61,7 +61,8 @@ def test_a_kernel_whose_nodes_are_needed_besides_stays() -> None:
 
 def test_a_share_stays_with_the_nodes_that_are_not_of_the_site() -> None:
     model, sites = priced(dense("z = Neg(b)", ("y", "z")), ("c n r z", True))
-    assert 0 < beside_us(model, sites, "y") == pytest.approx(0.75 * DEVICE.pass_us(MB))
+    two_of_three = DEVICE.pass_us(MB) * 2 / 3  # the ReLU would be computed behind anything
+    assert 0 < beside_us(model, sites, "y") == pytest.approx(two_of_three)
 
 
 def test_a_kernel_of_a_concat_that_two_sites_read_goes_with_both() -> None:

@@ -134,6 +134,12 @@ def test_copies_are_counted_by_what_they_read_and_write() -> None:
     assert kept.kind == "conv" and kept.outputs[0].size_bytes == 4 * 64
 
 
+@pytest.mark.parametrize(("name", "reads"), [("__myl_MulLtSele_myl0_0", 1), ("__myl_Conc_myl0_0", 3)])
+def test_a_tensor_of_several_steps_is_read_once_and_ranges_of_one_are_each(name: str, reads: int) -> None:
+    read = layer(line(name, "kgen", [tensor("x", "1,4,4,4")] * 3, [tensor("t", "1,4,4,4")]))
+    assert layer_bytes(read) == 2 * 64 * (reads + 1)
+
+
 @pytest.mark.parametrize(
     ("name", "tensor_name"),
     [("cat.1_myl0", "cat"), ("/a/Relu_output_0.1_2_myl0", "/a/Relu_output_0"), ("cat_U0.1_myl0", "cat"), ("y", "y"),

@@ -14,7 +14,11 @@ import pytest
 
 from cutefuse.errors import CutefuseError
 from cutefuse.match.find import find_sites
+from cutefuse.select.compiled import Kernel, Record
 from cutefuse.select.engines import NEWEST, Engine, engine_of
+from cutefuse.select.gain import Model
+from cutefuse.select.rules_tensorrt import Myelin
+from cutefuse.select.times import device_of
 from cutefuse.select.wiring import Wiring, wiring
 
 TRT = engine_of("tensorrt", "10.3")
@@ -249,20 +253,145 @@ def test_rtx_computes_a_gate_in_the_sum_that_alone_reads_it(after: str, joined: 
 
 
 @pytest.mark.parametrize("between", ["", "t = Pad(s, nothing) ", "t = Identity(s) ", "t = Slice(s, nothing, all) "])
-@pytest.mark.parametrize(("reader", "pooled"), [
-    ("MaxPool<kernel_shape=[2,2], strides=[2,2]>", True), ("GlobalAveragePool", False), ("Relu", False),
-    ("MaxPool<kernel_shape=[5,5], pads=[2,2,2,2]>", False),  # of YOLO's SPPF
+@pytest.mark.parametrize(("reader", "word"), [
+    ("MaxPool<kernel_shape=[2,2], strides=[2,2]>(s)", "pooling"), ("GlobalAveragePool(s)", ""), ("Relu(s)", ""),
+    ("MaxPool<kernel_shape=[5,5], pads=[2,2,2,2]>(s)", "pooling"),  # of YOLO's SPPF
+    ("Conv<group=8>(s, g1)", "depthwise"), ("Conv<group=4>(s, g2)", ""), ("Conv(s, w1)", ""),
 ])  # fmt: skip
-def test_rtx_copies_the_skip_of_a_unet_and_nothing_else_of_its_concat(reader: str, pooled: bool, between: str) -> None:
+def test_rtx_copies_the_skip_of_a_unet_and_nothing_else_of_its_concat(reader: str, word: str, between: str) -> None:
     body = (
-        f"s = Conv<pads=[1,1,1,1]>(a, w1) z = {reader}(s) {between}u = Conv<pads=[1,1,1,1]>(b, w1) "
+        f"s = Conv<pads=[1,1,1,1]>(a, w1) z = {reader} {between}u = Conv<pads=[1,1,1,1]>(b, w1) "
         + f"c = Concat<axis=1>({'t' if between else 's'}, u) y = Conv<pads=[1,1,1,1]>(c, w3)"
     )
     bounds = {"nothing": np.zeros(8 if "Pad" in between else 4, np.int64), "all": np.full(4, 1 << 40)}
-    model = graphs.graph(body, graphs.weights(w1=(8, 8, 3, 3), w3=(8, 16, 3, 3)) | bounds,
-                         inputs={"a": "1,8,8,8", "b": "1,8,8,8"}, outputs=("y", "z"))  # fmt: skip
-    skip, other = verdicts(wiring(find_sites(model, Path())[0].whole, RTX), "c")
-    assert ("pooling" in skip) == pooled and other == ""
+    values = graphs.weights(w1=(8, 8, 3, 3), w3=(8, 16, 3, 3), g1=(8, 1, 3, 3), g2=(8, 2, 3, 3)) | bounds
+    inputs = {"a": "1,8,8,8", "b": "1,8,8,8"}
+    for dtype in ("float16", "float32"):
+        typed = {n: v if n in bounds else v.astype(dtype) for n, v in values.items()}
+        model = graphs.graph(body, typed, inputs=inputs, outputs=("y", "z"), dtype=dtype)
+        skip, other = verdicts(wiring(find_sites(model, Path())[0].whole, RTX), "c")
+        copied = bool(word) and (word, dtype) != ("depthwise", "float32")
+        assert word in skip or not copied
+        assert bool(skip) == copied and other == ""
+
+
+@pytest.mark.parametrize("pool", ["MaxPool<kernel_shape=[2,2], strides=[2,2]>", "AveragePool<kernel_shape=[2,2]>"])
+def test_rtx_copies_what_a_pooling_makes_and_writes_convolutions_in_place(pool: str) -> None:
+    stride = 2 if "Max" in pool else 1
+    body = f"p = {pool}(a) u = Conv<strides=[{stride},{stride}]>(a, w1) c = Concat<axis=1>(p, u) y = Conv(c, w3)"
+    values, inputs = graphs.weights(w1=(8, 8, 2, 2), w3=(8, 16, 3, 3)), {"a": "1,8,8,8"}
+    assert verdicts(wired(body, values, inputs, RTX), "c") == ["a pooling's output", ""]
+    assert verdicts(wired(body, values, inputs, TRT), "c") == ["", ""]
+
+
+def test_rtx_joins_tensors_of_one_dimension() -> None:
+    body = "s = Neg(a) t = Neg(b) c = Concat<axis=0>(s, t) y = Relu(c)"
+    model = graphs.graph(body, {}, inputs={"a": "8", "b": "8"}, rank=1)
+    assert verdicts(wiring(find_sites(model, Path())[0].whole, RTX), "c") == ["", ""]
+
+
+def test_rtx_writes_in_place_what_a_fused_depthwise_convolution_reads_too() -> None:
+    body = (
+        "s = Conv(a, w1) r = Relu(s) d = Conv<pads=[1,1,1,1], group=8>(r, g1) e = Relu(d) "
+        + "c = Concat<axis=1>(r, b) y = Conv(c, w3) z = Neg(e)"
+    )
+    values = graphs.weights(dtype="float16", w1=(8, 8, 3, 3), w3=(8, 16, 3, 3), g1=(8, 1, 3, 3))
+    model = graphs.graph(body, values, inputs={"a": "1,8,10,10", "b": "1,8,8,8"}, outputs=("y", "z"), dtype="float16")
+    cleaned, sites = find_sites(model, Path())
+    (match,) = [s.match for s in sites if s.match and "e" in s.match.outputs]
+    plain, engine = wiring(cleaned.whole, RTX), RTX
+    assert isinstance(engine, Myelin)
+    assert "depthwise" in engine._pooled(plain, "r") and engine._pooled(plain.fused(match), "r") == ""
+
+
+@pytest.mark.parametrize(("after", "fused", "in_nchw"), [
+    ("t = DepthToSpace<blocksize=2>(d)", (), True), ("t0 = DepthToSpace<blocksize=2>(d) t = Relu(t0)", (), True),
+    ("t0 = DepthToSpace<blocksize=2>(d) t = PRelu(t0, h)", (), True),
+    ("t = DepthToSpace<blocksize=2>(d)", ("t",), False),
+    ("t0 = DepthToSpace<blocksize=2>(d) t = PRelu(t0, h)", ("t0",), False),
+    ("t0 = DepthToSpace<blocksize=2>(d) t = Conv(t0, w4)", (), False),
+])  # fmt: skip
+def test_rtx_copies_shuffled_pixels_for_fused_nodes(after: str, fused: tuple[str, ...], in_nchw: bool) -> None:
+    body = f"s = Conv(a, w4) d = Conv(b, w2) {after} c = Concat<axis=1>(s, t) v = Conv(c, w3) y = Relu(v)"
+    values = graphs.weights(dtype="float16", w2=(32, 8, 1, 1), w3=(8, 16, 3, 3), w4=(8, 8, 1, 1), h=(8, 1, 1))
+    model = graphs.graph(body, values, inputs={"a": "1,8,8,8", "b": "1,8,4,4"}, dtype="float16")
+    cleaned, sites = find_sites(model, Path())
+    matches = [s.match for s in sites if s.match and {"y", *fused} & set(s.match.outputs)]
+    assert len(matches) == 1 + len(fused)
+    assert is_widened(wiring(cleaned.whole, RTX).fused(*matches), "t") == in_nchw
+
+
+@pytest.mark.parametrize("fused", [(), ("t",), ("u",), ("t", "u")])
+def test_rtx_reads_a_residual_in_the_convolution_as_ours_does(fused: tuple[str, ...]) -> None:
+    body = "s = Conv(a, w1) t = Relu(s) v = Conv(t, w1) u = Relu(v) y = Add(u, t)"
+    model = graphs.graph(body, graphs.weights(w1=(8, 8, 1, 1)), inputs={"a": "1,8,99,99"})
+    cleaned, sites = find_sites(model, Path())
+    matches = [m for s in sites if s.match for m in (s.match, s.match.otherwise) if m and set(m.outputs) <= set(fused)]
+    wires = wiring(cleaned.whole, RTX).fused(*matches)
+    add, y = wires.graph.producer("y"), wires.size_of("y")
+    assert add and len(matches) == len(fused)
+    assert wires.node_us(add) == (wires.device.pass_us(3 * y) if len(fused) == 2 else 0)
+
+
+EVERY_OTHER = (
+    "p = Slice(a, r0, r9, r, two) q = Slice(a, r1, r9, r, two) e = Slice(p, r0, r9, k, two) "
+    "f = Slice(p, r1, r9, k, two) g = Slice(q, r0, r9, k, two) h = Slice(q, r1, r9, k, two) "
+    "c = Concat<axis=1>(e, g, f, h) "
+)
+
+
+@pytest.mark.parametrize(("dtype", "fused"), [("float16", ["CuteImageConcatConv1Relu"]), ("float32", [])])
+@pytest.mark.parametrize("sorts", [EVERY_OTHER, "c = SpaceToDepth<blocksize=2>(a) "])
+def test_rules_of_rtx_sort_pixels_where_no_copy_takes_the_place(
+    dtype: str, fused: list[str], sorts: str, tmp_path: Path
+) -> None:
+    """In float32 no tile reads an image as it is given: it would be turned in a kernel of its own."""
+    values = graphs.weights(dtype=dtype, w1=(32, 12, 3, 3), w2=(32, 32, 3, 3)) | {
+        "r0": np.array([0]), "r1": np.array([1]), "r9": np.array([1 << 40]), "r": np.array([2]), "k": np.array([3]),
+        "two": np.array([2]),
+    }  # fmt: skip
+    body = f"{sorts}v = Conv<pads=[1,1,1,1]>(c, w1) t = Relu(v) y = Conv<pads=[1,1,1,1]>(t, w2)"
+    used = {n: v for n, v in values.items() if f", {n}" in body}
+    model = graphs.graph(body, used, inputs={"a": "1,3,256,256"}, dtype=dtype)
+    _, patched = graphs.run_patch(model, tmp_path, engine="rtx", sm=89, all_sites=False, verify=False)
+    assert graphs.fused_types(patched) == fused
+
+
+def test_what_a_kernel_takes_in_by_the_way_has_no_share_of_it() -> None:
+    """A convolution would compute the ReLU as well, and nothing else the Neg of an input."""
+    kernels = (Kernel(("Relu_1", "Resize_2", "Concat_3"), 300, True), Kernel(("Relu_1", "Neg_5"), 100, False))
+    body = (
+        "x = Conv(b, w1) d = Relu(x) t = Resize(d, , two) c = Concat<axis=1>(a, t) v = Conv(c, w3) n = Neg(a) "
+        "y = Sub(v, n)"
+    )
+    values = graphs.weights(w1=(8, 8, 1, 1), w3=(8, 16, 1, 1)) | {"two": np.array([1, 1, 2, 2], np.float32)}
+    cleaned = find_sites(graphs.graph(body, values, inputs={"a": "1,8,8,8", "b": "1,8,4,4"}), Path())[0]
+    model = Model(cleaned.whole, RTX, device_of(89), Record(kernels, frozenset()))
+    assert model.shares("Resize_2") == {kernels[0]: 0.5} and model.shares("Concat_3") == {kernels[0]: 0.5}
+    assert model.shares("Relu_1") == {kernels[0]: 0, kernels[1]: 0} and model.shares("Neg_5") == {kernels[1]: 1}
+    assert model.shares("Conv_0") == {} and Model(cleaned.whole, RTX, device_of(89)).shares("Relu_1") == {}
+
+
+SHUFFLE, LARGE = 't0 = DepthToSpace<blocksize=2,mode="CRD">(d) ', {"a": "1,32,160,160"}
+
+
+@pytest.mark.parametrize(("body", "op_types"), [
+    (f"d = Conv(a, w2) {SHUFFLE}t = Relu(t0) v = Conv(t, w1) y = Neg(v)", ["CuteSpread2ConcatConv1Relu"]),
+    (f"d = Conv(a, w2) {SHUFFLE}v = Conv(t0, w1) y = Neg(v)", ["CuteSpread2ConcatConv1"]),
+    # A kernel of its own takes the place of the shuffle's, which had computed it.
+    (f"d = Conv(a, w2) {SHUFFLE}t = PRelu(t0, h) v = Conv(t, w1) y = Neg(v)", []),
+    # But the shuffle's kernel would give what the next fused node has to turn.
+    (f"d = Conv(a, w2) {SHUFFLE}t = PRelu(t0, h) e = Conv(t, w2) {SHUFFLE.replace('t0', 'f').replace('(d)', '(e)')}"
+     "v = Conv(f, w1) y = Neg(v)", ["CuteSpread2ConcatConv1"] * 2),
+    ("d = ConvTranspose<strides=[2,2]>(a, w5) t = Relu(d) v = Conv(t, w1) y = Neg(v)", []),
+])  # fmt: skip
+def test_rules_of_rtx_fuse_shuffles_alone(body: str, op_types: list[str], tmp_path: Path) -> None:
+    values = graphs.weights(dtype="float16", w1=(32, 32, 1, 1), w2=(128, 32, 1, 1), w5=(32, 32, 2, 2), h=(32, 1, 1))
+    used = {n: v for n, v in values.items() if f", {n})" in body}
+    model = graphs.graph(body, used, inputs=LARGE, dtype="float16")
+    result, patched = graphs.run_patch(model, tmp_path, engine="rtx", sm=89, all_sites=False, verify=False)
+    assert (graphs.fused_types(patched) if patched else []) == op_types
+    assert op_types or {s["status"] for s in result.report["sites"]} == {"left out"}
 
 
 def test_activations_inside_of_a_convolution_by_version() -> None:

@@ -160,7 +160,9 @@ def layer_bytes(layer: Layer) -> int:
         return 0
     if layer.name.endswith(" copy"):  # of a concatenation: it writes its own part of the tensor that it names
         return 2 * min(traffic_bytes(layer.inputs), traffic_bytes(layer.outputs))
-    return traffic_bytes((*layer.inputs, *layer.outputs))
+    # Myelin lists a tensor for each of the elementwise steps that read it; a kernel reads it once.
+    read = {t.name: t for t in layer.inputs}.values() if layer.kind == "pointwise" else layer.inputs
+    return traffic_bytes((*read, *layer.outputs))
 
 
 @dataclass(frozen=True)

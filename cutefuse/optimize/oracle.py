@@ -16,7 +16,7 @@ from typing import Any
 from onnx import NodeProto
 
 from cutefuse import plugin_path
-from cutefuse.engines.layers import CompiledGraph, layer_bytes, traffic_bytes
+from cutefuse.engines.layers import CompiledGraph, layer_bytes
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
@@ -111,7 +111,7 @@ def _compile_plain(source: Path, options: Options, sm: int) -> CompiledGraph:
 def record_of(graph: CompiledGraph) -> Record:
     """The kernels of a compiled graph beside its convolutions and products, and the names of all its nodes."""
     found = [
-        Kernel(tuple(layer.onnx), traffic_bytes((*layer.inputs, *layer.outputs)), layer.kind == "copy")
+        Kernel(tuple(layer.onnx), layer_bytes(layer), layer.kind == "copy")
         for layer in graph.layers if layer.kind not in BESIDE and layer.onnx
     ]  # fmt: skip
     return Record(tuple(found), frozenset(name for layer in graph.layers for name in layer.onnx))

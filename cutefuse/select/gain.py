@@ -79,11 +79,22 @@ class Model:
         self.plain = wiring(graph, engine, device)
         # Enlargements whose pixels lie between others.
         self.between = [n for n in graph.nodes if n.op_type in ENLARGED and is_between(n)]
-        self.shares = functools.cache(lambda name: record.of([name]) if record else {})
         self._named = {label(n): n for n in graph.nodes}
+        self.shares = functools.cache(self._shares)
         self.convolution_us = functools.cache(self._convolution_us)
         self._fused_us: dict[Hashable, float | None] = {}  # by what a call asks of the library
         self._own: dict[int, tuple[Match, Own]] = {}  # by the id of a match, which is held so that it stays unique
+
+    def _shares(self, name: str) -> dict[Kernel, float]:
+        """The recorded kernels of a node, each with its share: 0 of an elementwise node that the kernel of another one
+        would compute as well."""
+        found = self.record.of([name]) if self.record else {}
+        for kernel in found:
+            nodes = {n: self._named.get(n) for n in kernel.nodes}
+            own = [n for n, v in nodes.items() if not v or v.op_type not in ELEMENTWISE or self.plain.own_kernel(v)]
+            if own:
+                found[kernel] = (name in own) / len(own)
+        return found
 
     def _convolution_us(self, conv: Convolution) -> float:
         """Time of the engine's own kernel."""
@@ -221,7 +232,7 @@ class Model:
         convs = [m for m in matches if m.nodes[0].op_type in CONVOLUTIONS]
         nodes = {
             id(n): (n, IMAGE in m.takes or (n is m.nodes[0] and self._reads_image(m)))
-            for m in convs for n in m.nodes if n.op_type not in _INSIDE
+            for m in convs for n in m.nodes if n.op_type not in (*_INSIDE, MOVES)
         }.values()  # fmt: skip
         gone = [(n, of_image) for n, of_image in nodes if plain.alive(n) and not wiring.alive(n)]
         shares = [(of_image, *share) for n, of_image in gone for share in (self._unchanged(n, plain) or {}).items()]
@@ -296,14 +307,15 @@ class Model:
         """The nodes of these matches that cost something beside the convolution, and the Concats that share a tensor
         with one of them or with a 1x1 convolution that TensorRT would merge."""
         timed = self.engine.timed
-        own = [n for m in matches for n in m.nodes if n.op_type in _INSIDE or timed and _is_of_image(m, n)]
+        counted = _INSIDE if timed else (*_INSIDE, MOVES)  # of a timed engine the convolution's price holds the shuffle
+        own = [n for m in matches for n in m.nodes if n.op_type in counted or timed and _is_of_image(m, n)]
         found = {id(n): n for n in own}
         for node in own:
             found |= {
                 id(n): n for t in node.input for n in (wiring.tied_concats(t) if node.op_type not in RANGES else ())
             }
             before = [self.graph.producer(t) for t in node.input]
-            found |= {id(n): n for n in before if n is not None and n.op_type in ENLARGED}
+            found |= {id(n): n for n in before if n is not None and n.op_type in (*ENLARGED, *RANGES)}
         for match in matches:
             if match.nodes[0].op_type in CONVOLUTIONS:
                 for conv in wiring.siblings(match.nodes[0]):
@@ -396,12 +408,13 @@ class Pricer:
         model = self.model
         parts["merged"] = shared + sum(model.merged_us(c, plain) - model.merged_us(c, wiring) for c in merged.values())
         near, chosen = model.readers(matches, wiring), [s.match for s in modelled if s.match]
+        after = [n for n in near.values() if n.op_type in ELEMENTWISE]
         near |= model.inside(chosen, plain) | model.laid_out(plain, wiring)
         parts["neighbours"] = model.saved_us(near.values(), plain, wiring) + model.inner_us(chosen, plain, wiring, near)
         widened_us = model.engine.widened_us
         convs = [m for m in matches if m.nodes[0].op_type in CONVOLUTIONS]  # norms read no images
         read = {t for m in convs for t in m.read}
-        read |= {o for m in convs for o in m.outputs if o}
+        read |= {o for m in convs for o in m.outputs if o} | {o for n in after for o in n.output}
         parts["widened"] = sum(widened_us(plain, t) - widened_us(wiring, t) for t in sorted(read))
         ends = {t for m in chosen for t in (*m.read, *m.outputs) if t}
         parts["late_start"] = sum(plain.late_us(t) - wiring.late_us(t) for t in sorted(ends))

@@ -143,11 +143,20 @@ class Myelin(TensorRT):
         return "a matrix product of Myelin reads the Concat" if reader and _is_product(wiring, reader) else ""
 
     def _pooled(self, wiring: Wiring, tensor: str) -> str:
-        """Why Myelin copies what a pooling reads too, as the skips of U-Nets are; "" where none does. Beside poolings
-        that keep the size of the image, as those of YOLO's SPPF, it writes in place."""
-        pools = [u for u in wiring.graph.users(wiring.source(tensor)) if u.op_type in w.POOLS and wiring.alive(u)]
-        pooled = any(set(attribute(u, "strides", (1,))) != {1} for u in pools)
-        return "a tensor that a pooling reads too" if pooled else ""
+        """Why Myelin copies what a pooling makes, or what a pooling or, but in float32, a depthwise convolution reads
+        too, as in YOLO's SPPF, the skips of U-Nets and Ghost modules; "" where it does not. Such copies bear no name
+        of a node."""
+        maker = wiring.maker(tensor)
+        if maker is not None and maker.op_type in w.POOLS:
+            return "a pooling's output"
+        graph = wiring.graph
+        for user in filter(wiring.alive, graph.users(wiring.source(tensor))):
+            if user.op_type in w.POOLS:
+                return "a tensor that a pooling reads too"
+            group = attribute(user, "group", 1) if user.op_type == "Conv" and graph.dtype(tensor) != "float32" else 1
+            if group > 1 and tuple(graph.dims(user.input[1]) or ())[:2] == (group, 1):
+                return "a tensor that a depthwise convolution reads too"
+        return ""
 
     def absorbed(self, wiring: Wiring, tensor: str) -> bool:
         """Myelin computes enlargements between pixels in the copies of the Concats that alone read them."""
@@ -166,9 +175,8 @@ class Myelin(TensorRT):
                 return 0.0
             wanted = sum(wiring.size_of(o) for o in node.output if o and wiring.graph.users(o))
             return wiring.device.pass_us(2 * wanted)
-        if self._in_reader(wiring, node):
-            images = [t for t in node.input if t and not wiring.graph.is_constant(t)]
-            return wiring.device.move_us(sum(map(wiring.size_of, images[1:])))
+        if node.op_type in ELEMENTWISE and (self._in_beside(wiring, node) or not wiring.own_kernel(node)):
+            return 0.0  # what its kernel reads for it, ours reads as well
         if node.op_type == "Concat":  # one kernel
             copied = [i.tensor for i in self.inputs_of(wiring, node) if i.copied]
             makers = [wiring.maker(t) if self.absorbed(wiring, t) else None for t in copied]
@@ -178,10 +186,12 @@ class Myelin(TensorRT):
             return super().node_us(wiring, node) + wiring.device.pass_us(2 * wiring.size_of(node.input[0]))
         return super().node_us(wiring, node)
 
-    def _in_reader(self, wiring: Wiring, node: NodeProto) -> bool:
-        """Whether Myelin computes an elementwise node in the kernel of another one that alone reads it and that has
-        begun with another input, as in a gated sum."""
-        reader = wiring.graph.only_user(node.output[0]) if node.op_type in ELEMENTWISE else None
+    def _in_beside(self, wiring: Wiring, node: NodeProto) -> bool:
+        """Whether Myelin computes an elementwise node in the kernel of a DepthToSpace before it, or in that of another
+        one that alone reads it and that has begun with another input, as in a gated sum."""
+        if any(m and m.op_type == w.MOVES and wiring.alive(m) for m in map(wiring.maker, node.input)):
+            return True
+        reader = wiring.graph.only_user(node.output[0])
         if reader is None or reader.op_type not in ELEMENTWISE:
             return False
         makers = [m for m in map(wiring.maker, reader.input) if m and wiring.alive(m)]
@@ -198,19 +208,17 @@ class Myelin(TensorRT):
         """What lies in NCHW in Myelin passes a Transpose, which a Concat that goes had done."""
         copy_us = wiring.device.pass_us(2 * wiring.size_of(tensor))
         if wiring.given[tensor] == wiring.read[tensor] > 0:  # a convolution of its own would copy what it is given
-            users = wiring.graph.users(tensor)
-            behind = [u for n in users if n.op_type == "Cast" for u in wiring.graph.users(n.output[0])]
-            sorted_ = any(n.op_type in ("Slice", "SpaceToDepth") for n in (*users, *behind))  # in a kernel of NCHW
-            return 0.0 if sorted_ or any(map(wiring.alive, users)) else -copy_us
+            stays = any(map(wiring.alive, wiring.graph.users(tensor)))
+            return 0.0 if stays or _is_sorted(wiring, tensor) else -copy_us
         read = wiring.read[tensor] > wiring.given[tensor] and tensor not in wiring.made
         return copy_us if read and self._in_nchw(wiring, tensor) else 0.0
 
     def _in_nchw(self, wiring: Wiring, tensor: str, enlarged: bool = False) -> bool:
         """Whether Myelin copies a tensor for fused nodes: the inputs, which a convolution of its own would copy too,
-        unless a Concat does or others read them as well, deconvolutions that no part of their kernel ends, as a
-        BatchNormalization, and convolutions that are matrix products. What is computed of several images is copied
-        only where all of them would be, and an enlargement between pixels where a part of what it reads would be, or
-        is `enlarged` itself."""
+        unless a Concat or Slices do or others read them as well, shuffled pixels, deconvolutions that no part of their
+        kernel ends, as a BatchNormalization, and convolutions that are matrix products. What is computed of several
+        images is copied only where all of them would be, and an enlargement between pixels where a part of what it
+        reads would be, or is `enlarged` itself."""
         graph, first, after = wiring.graph, list[NodeProto | None](), set[str]()
         pending, seen = [wiring.source(tensor)], set[str]()
         while pending:
@@ -226,14 +234,23 @@ class Myelin(TensorRT):
         def apart(node: NodeProto | None) -> bool:
             if node is None:
                 joined = any(not wiring.alive(c) for c in reversed(wiring.concats_of(tensor)))
+                joined |= _is_sorted(wiring, tensor)
                 return enlarged or joined or any(map(wiring.alive, graph.users(tensor)))
             if node.op_type in ENLARGED and is_between(node) and wiring.alive(node):
                 read = node.input[0]
                 return enlarged or graph.escapes(read) or self._in_nchw(wiring, read, enlarged=True)
             apart = node.op_type == "ConvTranspose" and not after <= _INSIDE_DECONVOLUTION
+            apart |= node.op_type == w.MOVES and wiring.alive(node)
             return apart or (wiring.alive(node) and _is_product(wiring, node))
 
         return any(map(apart, first)) if enlarged else all(map(apart, first))
+
+
+def _is_sorted(wiring: Wiring, tensor: str) -> bool:
+    """Whether Myelin sorts the pixels of an input in a kernel of its own, which turns it to NHWC as well."""
+    users = wiring.graph.users(tensor)
+    behind = [u for n in users if n.op_type == "Cast" for u in wiring.graph.users(n.output[0])]
+    return any(n.op_type in ("Slice", "SpaceToDepth") for n in (*users, *behind))
 
 
 def _is_product(wiring: Wiring, node: NodeProto) -> bool:
