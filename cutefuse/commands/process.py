@@ -6,7 +6,8 @@ The input is an ONNX model, an engine, or a folder of JSON files that were writt
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cutefuse.commands import next_step
@@ -40,17 +41,7 @@ class Steps:
     draw: bool
 
 
-def process(
-    source: Path,
-    outdir: Path,
-    options: list[str],
-    steps: Steps,
-    backend: str = "auto",
-    use_plugins: bool = True,
-    timeout_s: float | None = None,
-    print_only: bool = False,
-    trt_version: str | None = None,
-) -> Path | None:
+def process(source: Path, outdir: Path, options: Sequence[str], steps: Steps, how: engine.How) -> Path | None:
     """Run the wanted steps; returns the path of the HTML page when one was drawn.
 
     Raises CutefuseError for an input that is missing or of no known kind, or when a step fails.
@@ -58,7 +49,7 @@ def process(
     if not source.exists():
         raise CutefuseError(f"{source} does not exist; give an ONNX model, an engine, or a folder of engine JSON files")
     if source.is_dir() or source.suffix == ".json":
-        if print_only:
+        if how.dry_run:
             print(f"# {source} holds engine JSON: nothing to build or profile, only to draw")
             return None
         return write(source, outdir)
@@ -66,28 +57,25 @@ def process(
         kinds = ", ".join((*_ONNX, *_ENGINES))
         raise CutefuseError(f"{source} is of no known kind; give {kinds} or a folder of engine JSON files")
     is_model = source.suffix in _ONNX
-    if print_only and trt_version:
-        kind = "trtexec"
-    else:
-        kind = engine.choose_backend(backend, allow_onnxruntime=is_model)
-    if backend == "auto" and kind in _EMBEDDED:
+    kind = how.kind(allow_onnxruntime=is_model)
+    if how.backend == "auto" and kind in _EMBEDDED:
         print(f"no TensorRT here: {_EMBEDDED[kind]}")
     if kind == "onnxruntime" and (count := len(read_model(source).fused_nodes)):
         print(f"ONNX Runtime runs the function bodies of {count} fused nodes; TensorRT would run plugins")
-    common = (use_plugins, timeout_s, print_only, trt_version)
+    how = replace(how, backend=kind)
     # These load the model to profile it, and write all that building writes: it is loaded once for both.
     at_once = kind == "onnxruntime" or (kind == "torch" and steps.profile)
     files = Artifacts.of(source, outdir)
     if steps.build and is_model and not at_once:
-        files = engine.build(source, outdir, options, kind, *common)
-    untimed = rtx.cannot_run() if kind == "rtx" and is_model and steps.build and not print_only else None
+        files = engine.build(source, outdir, options, how)
+    untimed = rtx.cannot_run() if kind == "rtx" and is_model and steps.build and not how.dry_run else None
     if steps.profile and untimed:
         print(f"not profiled: {untimed}")
         for old in (files.profile, files.timing, files.profile_metadata, files.profile_log):
             old.unlink(missing_ok=True)  # of an engine that was here before
     elif steps.profile or (steps.build and kind == "onnxruntime"):
-        engine.profile(files.engine if is_model and not at_once else source, outdir, options, kind, *common)
-    return write(files.graph, outdir, source if is_model else None) if steps.draw and not print_only else None
+        engine.profile(files.engine if is_model and not at_once else source, outdir, options, how)
+    return write(files.graph, outdir, source if is_model else None) if steps.draw and not how.dry_run else None
 
 
 def _usual_folder(source: Path) -> Path:
@@ -137,10 +125,8 @@ def main(argv: list[str] | None = None) -> None:
         say_idle(args, args.input, "" if args.print_only else "--print-only")
         if args.input.suffix in (*_ONNX, *_ENGINES):
             say_idle_timeout(args.timeout, args.backend, allow_onnxruntime=args.input.suffix in _ONNX)
-        page = process(
-            args.input, outdir, options, steps, args.backend, not args.no_plugins, args.timeout,
-            args.print_only, args.trt_version,
-        )  # fmt: skip
+        how = engine.How(args.backend, not args.no_plugins, args.timeout, args.print_only, args.trt_version)
+        page = process(args.input, outdir, options, steps, how)
         show({"page": page, **read_json(page.with_suffix(".json"))} if page else {"page": None})
         if page:
             print(f"report: {page}")

@@ -226,7 +226,7 @@ def model_check(plain: Path, outdir: Path) -> Check:
     """Build, run and time one model plain and patched."""
 
     def body() -> tuple[str, dict[str, float]]:
-        backend = backend_here()
+        how = engine.How(backend_here())
         patched, dtype = patched_twin(plain, outdir)
         session = onnxruntime.InferenceSession(str(plain), providers=["CPUExecutionProvider"])
         feed = seeded_inputs(load_model(plain), {})
@@ -235,8 +235,8 @@ def model_check(plain: Path, outdir: Path) -> Check:
         options = shapes if any(not isinstance(d, int) for i in session.get_inputs() for d in i.shape) else []
         numbers: dict[str, float] = {}
         for kind, model, plugins in (("plain", plain, []), ("patched", patched, [plugin_path()])):
-            files = engine.build(model, outdir, options, backend)
-            engine.profile(files.engine, outdir, options, backend)
+            files = engine.build(model, outdir, options, how)
+            engine.profile(files.engine, outdir, options, how)
             sums = moved(read_layers(read_json(files.graph), files.graph.name))
             numbers |= {f"{kind}_copies": sums.copies, f"{kind}_copied_mb": sums.copy_bytes / 1e6}
             times = json.loads(files.timing.read_text(encoding="utf-8"))

@@ -42,8 +42,9 @@ class TensorRTBench:
         folder = self.shelf.folder(graph)
         if self._cache is not None and self._cache.is_file():
             shutil.copyfile(self._cache, folder / self._cache.name)
-        files = engine.build(graph.model, folder, self.options, self.kind, timeout_s=self.timeout_s)
-        engine.profile(files.engine, folder, self.options, self.kind, timeout_s=self.timeout_s)
+        how = engine.How(self.kind, timeout_s=self.timeout_s)
+        files = engine.build(graph.model, folder, self.options, how)
+        engine.profile(files.engine, folder, self.options, how)
         self._cache = files.timing_cache
         libraries = plugins.libraries(bool(graph.sites))
         if self.kind == "trtexec":

@@ -26,8 +26,9 @@ def gpu_timer() -> GpuTimer:
             "tuning takes times on a GPU, and PyTorch sees none here; run it on the machine that will run the model, "
             "or leave --tune out"
         )
-    major, minor = torch.cuda.get_device_capability()
-    if reason := kernels.reject_device(10 * major + minor):
+    from cutefuse.torch.launch import sm_of
+
+    if reason := kernels.reject_device(sm_of()):
         raise CutefuseError(f"{reason}; leave --tune out")
     return GpuTimer()
 
