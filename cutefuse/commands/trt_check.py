@@ -97,13 +97,8 @@ def attempt(name: str, body: Callable[[], tuple[str, dict[str, float]]]) -> Chec
 def run_text(command: list[str], environment: Mapping[str, str] | None = None, timeout_s: float = 900) -> str:
     """Output of a command. Raises CutefuseError with its last lines when it fails."""
     try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=timeout_s,
-            env={**os.environ, **(environment or {})},
-        )
+        where = {**os.environ, **(environment or {})}
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s, env=where)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CutefuseError(f"{command[0]} did not run: {error}") from None
     text = done.stdout.decode(errors="replace")
@@ -197,14 +192,9 @@ def infer(
         raw.write_bytes(np.ascontiguousarray(array).tobytes())
         words.append(f"{name}:{raw}")
     out = outdir / "output.json"
-    command = [
-        tool,
-        f"--loadEngine={files.engine}",
-        *options,
-        f"--loadInputs={','.join(words)}",
-        f"--exportOutput={out}",
-    ]
-    command += ["--iterations=1", "--duration=0", "--warmUp=0", *(f"--dynamicPlugins={p}" for p in plugins)]
+    command = [tool, f"--loadEngine={files.engine}", *options, f"--loadInputs={','.join(words)}"]
+    command += [f"--exportOutput={out}", "--iterations=1", "--duration=0", "--warmUp=0"]
+    command += [f"--dynamicPlugins={p}" for p in plugins]
     run_text(command)
     return {
         entry["name"]: np.array(entry["values"], np.float64).reshape([int(d) for d in entry["dimensions"].split("x")])
