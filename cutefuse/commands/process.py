@@ -20,14 +20,14 @@ from cutefuse.commands.build import (
     trtexec_options,
 )
 from cutefuse.engines import build as engine
-from cutefuse.engines.artifacts import Artifacts, read_json
+from cutefuse.engines.artifacts import SUFFIXES, Artifacts, read_json
 from cutefuse.engines.plugins import read_model
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError, command_line
 from cutefuse.output import add_json, json_alone
 from cutefuse.report.write import write
 
-_ONNX, _ENGINES = (".onnx",), (".engine", ".plan", ".trt")
+_KNOWN = (".onnx", *SUFFIXES)
 _EMBEDDED = {
     "onnxruntime": "ONNX Runtime on the CPU is the embedded engine, its times are not those of a GPU",
     "torch": "PyTorch on the GPU is the embedded engine (--mode=compile gives it to torch.compile)",
@@ -53,10 +53,10 @@ def process(source: Path, outdir: Path, options: Sequence[str], steps: Steps, ho
             print(f"# {source} holds engine JSON: nothing to build or profile, only to draw")
             return None
         return write(source, outdir)
-    if source.suffix not in (*_ONNX, *_ENGINES):
-        kinds = ", ".join((*_ONNX, *_ENGINES))
+    if source.suffix not in _KNOWN:
+        kinds = ", ".join(_KNOWN)
         raise CutefuseError(f"{source} is of no known kind; give {kinds} or a folder of engine JSON files")
-    is_model = source.suffix in _ONNX
+    is_model = source.suffix == ".onnx"
     kind = how.kind(allow_onnxruntime=is_model)
     if how.backend == "auto" and kind in _EMBEDDED:
         print(f"no TensorRT here: {_EMBEDDED[kind]}")
@@ -121,10 +121,11 @@ def main(argv: list[str] | None = None) -> None:
     again = [*options, *(str(word) for name, value in chosen if value for word in (name, value))]
     outdir = args.outdir or _usual_folder(args.input)
     with json_alone(args.json) as show:
-        options += target_options(args, allow_onnxruntime=args.input.suffix in _ONNX)
+        is_model = args.input.suffix == ".onnx"
+        options += target_options(args, allow_onnxruntime=is_model)
         say_idle(args, args.input, "" if args.print_only else "--print-only")
-        if args.input.suffix in (*_ONNX, *_ENGINES):
-            say_idle_timeout(args.timeout, args.backend, allow_onnxruntime=args.input.suffix in _ONNX)
+        if args.input.suffix in _KNOWN:
+            say_idle_timeout(args.timeout, args.backend, allow_onnxruntime=is_model)
         how = engine.How(args.backend, not args.no_plugins, args.timeout, args.print_only, args.trt_version)
         page = process(args.input, outdir, options, steps, how)
         show({"page": page, **read_json(page.with_suffix(".json"))} if page else {"page": None})

@@ -123,28 +123,23 @@ def facts() -> dict[str, str]:
 def loading_checks(smallest: Path) -> list[Check]:
     """Every documented way to load the library, each in a process of its own."""
     register = str(plugin_path("libcutefuse_register.so"))
-    checks = []
+    commands: dict[str, list[str]] = {}
+    load, by_trtexec = "Python load_library", "trtexec --staticPlugins"
     if importlib.util.find_spec("tensorrt"):
-        for name, script, library in (
-            ("Python load_library", LOAD_LIBRARY, str(plugin_path())),
-            ("Python ctypes with self-registration", SELF_REGISTER, register),
-        ):
-            command = [sys.executable, "-c", script, library, PROBE]
-            checks.append(attempt(name, functools.partial(_quietly, command)))
+        commands[load] = _in_python(LOAD_LIBRARY, plugin_path())
+        commands["Python ctypes with self-registration"] = _in_python(SELF_REGISTER, register)
     elif backend_here() == RTX:
-        script = LOAD_LIBRARY.replace("tensorrt as", f"{rtx.BINDINGS} as")
-        command = [sys.executable, "-c", script, str(plugin_path()), PROBE]
-        checks.append(attempt("Python load_library", functools.partial(_quietly, command)))
-    else:
-        checks.append(Check("Python load_library", SKIPPED, "the Python package tensorrt is not installed"))
-    tool = trtexec.find()
-    if tool:
-        command = [tool, f"--onnx={smallest}", "--skipInference", f"--staticPlugins={register}"]
-        checks.append(attempt("trtexec --staticPlugins", functools.partial(_quietly, command)))
-    else:
-        checks.append(Check("trtexec --staticPlugins", SKIPPED, "trtexec was not found"))
-    checks.append(_polygraphy(smallest, register))
-    return checks
+        commands[load] = _in_python(LOAD_LIBRARY.replace("tensorrt as", f"{rtx.BINDINGS} as"), plugin_path())
+    if tool := trtexec.find():
+        commands[by_trtexec] = [tool, f"--onnx={smallest}", "--skipInference", f"--staticPlugins={register}"]
+    lacking = {load: "the Python package tensorrt is not installed", by_trtexec: "trtexec was not found"}
+    checks = [attempt(name, functools.partial(_quietly, command)) for name, command in commands.items()]
+    checks += [Check(name, SKIPPED, why) for name, why in lacking.items() if name not in commands]
+    return [*checks, _polygraphy(smallest, register)]
+
+
+def _in_python(script: str, library: str | Path) -> list[str]:
+    return [sys.executable, "-c", script, str(library), PROBE]
 
 
 def _quietly(command: list[str], environment: Mapping[str, str] | None = None) -> tuple[str, dict[str, float]]:

@@ -170,7 +170,10 @@ def gpu_torch(what: str, otherwise: str) -> Any:
             f"{what} needs PyTorch, which is not installed; run `pip install torch`, or {otherwise}"
         ) from None
     if not torch.cuda.is_available():
-        raise CutefuseError(f"{what} needs a GPU, and PyTorch sees none here; run where there is one, or {otherwise}")
+        raise CutefuseError(
+            f"{what} needs a GPU, and PyTorch sees none here; run it on the machine that will run the model, or "
+            f"{otherwise}"
+        )
     return torch
 
 
