@@ -79,9 +79,9 @@ def operator_times(instance: Any, config: int, lib: ctypes.CDLL, repeats: int) -
     op, raw = kernels._lower(call)
     c, launcher = kernels.library(), kernels.Launcher(call)
     spare = torch.empty(instance.buffers[-1].view.numel() * 2 + DISTINCT * 256, dtype=torch.uint8, device="cuda")
-    stream, given = torch.cuda.current_stream().cuda_stream, kernels.addresses([t.data for t in call.inputs])
+    stream, given = torch.cuda.current_stream().cuda_stream, launcher._raw.inputs
     size = max(call.workspace_bytes, 0)
-    kept = [kernels.addresses([spare.data_ptr() + 256 * i]) for i in range(DISTINCT)]
+    kept = [(ctypes.c_void_p * 1)(spare.data_ptr() + 256 * i) for i in range(DISTINCT)]
     operands = [kernels._Operands(given, to, call.workspace or None, size, stream or None) for to in kept]
     sets = (ctypes.c_void_p * DISTINCT)(*(ctypes.addressof(o) for o in operands))
     state, at = launcher.plan._state, ctypes.byref(raw)

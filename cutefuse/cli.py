@@ -8,33 +8,24 @@ import sys
 import cutefuse
 from cutefuse.errors import drop_output
 
-# command -> (module, help). Each module has main(argv: list[str] | None) -> int.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "patch": ("cutefuse.commands.patch", "rewrite an ONNX model to use the fused operators"),
-    "unpatch": ("cutefuse.commands.unpatch", "turn fused nodes back into standard operators"),
-    "diff": ("cutefuse.commands.diff", "show what changed between two ONNX models"),
-    "doctor": ("cutefuse.commands.doctor", "what this machine has, what is missing, and what to do about it"),
-    "build": ("cutefuse.commands.build", "build an engine with trtexec or TensorRT's Python API"),
-    "process": ("cutefuse.commands.process", "build, profile and draw an engine, and write a report"),
-    "optimize": (
-        "cutefuse.commands.optimize",
-        "fuse what pays on this machine: build, measure, take back, hand over the faster engine",
-    ),
-    "report": ("cutefuse.commands.report", "write an HTML report of a folder of engine JSON files"),
-    "compare": ("cutefuse.commands.compare", "compare two or more engines, layer by layer"),
-    "accuracy": ("cutefuse.commands.accuracy", "compare what an engine and an ONNX model compute, with Polygraphy"),
-    "rank": ("cutefuse.commands.rank", "rank what to fuse next from the profile of an engine"),
-    "roofline": (
-        "cutefuse.commands.roofline",
-        "peaks of GPUs, measured peaks, layers and language models under the roof",
-    ),
-    "profile-torch": (
-        "cutefuse.commands.profile_torch",
-        "profile a PyTorch module; what our operators would remove",
-    ),
-    "profile-kernels": ("cutefuse.commands.profile_kernels", "Nsight Compute metrics of our kernels, side by side"),
-    "trt-check": ("cutefuse.commands.trt_check", "check the plugins on a machine with TensorRT and write a report"),
-    "completion": ("cutefuse.commands.completion", "print a script that completes commands, options and files"),
+# command -> help. Its module, cutefuse.commands.<command>, has main(argv: list[str] | None) -> int.
+COMMANDS: dict[str, str] = {
+    "patch": "rewrite an ONNX model to use the fused operators",
+    "unpatch": "turn fused nodes back into standard operators",
+    "diff": "show what changed between two ONNX models",
+    "doctor": "what this machine has, what is missing, and what to do about it",
+    "build": "build an engine with trtexec or TensorRT's Python API",
+    "process": "build, profile and draw an engine, and write a report",
+    "optimize": "fuse what pays on this machine: build, measure, take back, hand over the faster engine",
+    "report": "write an HTML report of a folder of engine JSON files",
+    "compare": "compare two or more engines, layer by layer",
+    "accuracy": "compare what an engine and an ONNX model compute, with Polygraphy",
+    "rank": "rank what to fuse next from the profile of an engine",
+    "roofline": "peaks of GPUs, measured peaks, layers and language models under the roof",
+    "profile-torch": "profile a PyTorch module; what our operators would remove",
+    "profile-kernels": "Nsight Compute metrics of our kernels, side by side",
+    "trt-check": "check the plugins on a machine with TensorRT and write a report",
+    "completion": "print a script that completes commands, options and files",
 }
 
 # command -> a line that can be typed.
@@ -90,7 +81,7 @@ def _run(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         width = max(map(len, COMMANDS))
         print("usage: cutefuse <command> [options]\n\ncommands:")
-        for name, (_, text) in COMMANDS.items():
+        for name, text in COMMANDS.items():
             print(f"  {name:<{width}}  {text}")
         print(f"\n{FIRST_STEPS}\n\nexit codes:")
         for code, text in EXIT_CODES.items():
@@ -103,7 +94,7 @@ def _run(args: list[str]) -> int:
         print(f"error: unknown command '{args[0]}'; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        ended: int = importlib.import_module(COMMANDS[args[0]][0]).main(args[1:])
+        ended: int = importlib.import_module(f"cutefuse.commands.{args[0].replace('-', '_')}").main(args[1:])
     except SystemExit as end:
         if end.code in (0, None) and {"-h", "--help"} & set(args[1:]):
             print(f"\nexample: {EXAMPLES[args[0]]}")

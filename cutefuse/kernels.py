@@ -345,14 +345,13 @@ def reject_device(sm: int) -> str | None:
 class Plan:
     """A call worked out once for the device that is current: its tile, its launches and the workspace they need.
 
-    It needs at most `call.workspace_bytes` bytes, or as many as it likes where those
-    are -1. Any number of threads may run one plan. Raises KernelError when the call is refused.
+    It needs at most `call.workspace_bytes` bytes, or as many as it likes where those are -1. Any number of threads may
+    run one plan, each by a `Bound` of its own. Raises KernelError when the call is refused.
     """
 
     def __init__(self, call: Call) -> None:
         op_id, raw = _lower(call)
         self._state = ctypes.create_string_buffer(library().cutefuse_plan_bytes())
-        self._run = library().cutefuse_run
         reason = library().cutefuse_plan(op_id, ctypes.byref(raw), self._state)
         if reason:
             raise KernelError(reason.decode())
@@ -364,21 +363,6 @@ class Plan:
     def data(self) -> bytes:
         """The plan as plain data, for callers of cutefuse_run that keep it themselves."""
         return self._state.raw
-
-    def run(self, inputs: Any, outputs: Any, workspace: int, workspace_bytes: int, stream: int) -> None:
-        """Enqueue on a stream: ctypes arrays of device addresses in the order of the call's tensors, and a workspace.
-
-        Raises KernelError with the operator's reason.
-        """
-        operands = _Operands(inputs, outputs, workspace, workspace_bytes, stream)
-        reason = self._run(self._state, ctypes.byref(operands))
-        if reason:
-            raise KernelError(reason.decode())
-
-
-def addresses(data: Sequence[int]) -> Any:
-    """Device addresses as `Plan.run` takes them; 0 for a tensor without elements."""
-    return (ctypes.c_void_p * len(data))(*data)
 
 
 def run(call: Call) -> None:
@@ -408,8 +392,8 @@ class Bound:
         self._run, self._at = _run_at(), (ctypes.addressof(plan._state), ctypes.addressof(self._raw))
 
     def bind(self, data: Sequence[int], workspace: int = 0, workspace_bytes: int | None = None) -> Bound:
-        """Replace the device addresses of all inputs and outputs, in this order, and of the workspace, whose size
-        stays where None is given. Raises ValueError for another number of addresses."""
+        """Replace the device addresses of all inputs and outputs, in this order (0: no elements), and of the workspace,
+        whose size stays where None is given. Raises ValueError for another number of addresses."""
         self._data[:] = data
         self._raw.workspace = workspace
         if workspace_bytes is not None:

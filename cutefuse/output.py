@@ -88,6 +88,13 @@ def make_folder(path: Path) -> None:
         raise CutefuseError(f"output folder {path} cannot be made ({error.strerror}); choose another one") from error
 
 
+def cache_folder() -> Path:
+    """What is kept between runs: $XDG_CACHE_HOME/cutefuse; in ~/.cache where that is not set, or is no absolute path as
+    it must be."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    return (base if base.is_absolute() else Path.home() / ".cache") / "cutefuse"
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """The option `--json`, the same for every command."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON; other lines go to stderr")

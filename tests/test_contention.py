@@ -68,7 +68,7 @@ def test_a_load_that_does_not_run_is_one_sentence(text: str, words: str) -> None
 def test_a_load_of_ours_says_why_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(CutefuseError, match="process:copy ended.*no CUDA device"):
+    with pytest.raises(CutefuseError, match="process:copy ended.*PyTorch sees none"):
         measure(lambda runs: 1.0, [Load.of("process:copy")], rounds=1)
 
 

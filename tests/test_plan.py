@@ -166,9 +166,9 @@ def test_backward_sums_fit_the_promise_or_are_refused() -> None:
 
 
 def run(plan: kernels.Plan, call: Call, workspace: int, size: int) -> str:
-    given, to = ([4096] * len(ts) for ts in (call.inputs, call.outputs))
+    bound = kernels.Bound(plan).bind([4096] * (len(call.inputs) + len(call.outputs)), workspace, size)
     with pytest.raises(KernelError) as failure:
-        plan.run(kernels.addresses(given), kernels.addresses(to), workspace, size, 0)
+        bound(0)
     return str(failure.value)
 
 
@@ -271,7 +271,7 @@ def test_the_c_interface_refuses_what_is_no_plan() -> None:
     nothing = kernels._Operands()
     assert b"run needs a plan" in lib.cutefuse_run(None, ctypes.byref(nothing))
     blank = ctypes.create_string_buffer(b"\xff" * lib.cutefuse_plan_bytes())
-    given = kernels._Operands(kernels.addresses([0]), kernels.addresses([0]))
+    given = kernels._Operands(*((ctypes.c_void_p * 1)(0) for _ in range(2)))
     assert b"run needs a plan that cutefuse_plan has filled" in lib.cutefuse_run(blank, ctypes.byref(given))
     assert b"operator id 99 is not one of" in lib.cutefuse_plan(99, None, blank)
 

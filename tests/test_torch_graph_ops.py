@@ -246,3 +246,25 @@ def test_a_large_window_is_pooled_axis_by_axis_where_it_is_compiled(
     assert count == [1] and bool(want.isnan().any())
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert torch.equal(run(x).nan_to_num(9), want.nan_to_num(9)) and count == [1 + calls]
+
+
+def test_slices_take_what_numpy_takes() -> None:
+    """Random ranges: steps of both signs, bounds far outside, axes of no element."""
+    import torch
+
+    from cutefuse.engines.pytorch.onnx_ops import program  # noqa: F401  # fills the table
+    from cutefuse.engines.pytorch.onnx_ops.node import TABLE, Node
+
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        shape = rng.integers(0, 7, rng.integers(1, 5)).tolist()
+        axes = rng.permutation(len(shape))[: rng.integers(1, len(shape) + 1)].tolist()
+        bounds = [rng.choice([-(2**62), -9, -3, -1, 0, 1, 2, 5, 9, 2**62], len(axes)).tolist() for _ in range(2)]
+        steps = rng.choice([-3, -2, -1, 1, 2, 5], len(axes)).tolist()
+        index = [slice(None)] * len(shape)
+        for axis, start, end, step in zip(axes, *bounds, steps, strict=True):
+            index[axis] = slice(start, end, step)
+        x = torch.arange(int(np.prod(shape))).reshape(shape)
+        known = [torch.tensor(values) for values in (*bounds, axes, steps)]
+        got: Any = TABLE["Slice"].build(Node("s", "Slice", 13, {}, [x.to("meta"), *known], 1))
+        np.testing.assert_array_equal(got(x).numpy(), x.numpy()[tuple(index)])

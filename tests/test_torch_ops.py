@@ -332,3 +332,20 @@ def test_pre_concat_conv_matches_pytorch_and_pads_with_zeros(dtype: str, device:
         allowed = {"float32": 2e-3, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
         assert float((y.double() - z).abs().max()) <= allowed * float(z.abs().max())
         assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("activation", ["Relu", "LeakyRelu", "Clip", "Silu", "HardSwish", "Sigmoid", "Tanh", "Gelu"])
+def test_activations_have_pytorchs_derivatives_at_knees_infinities_and_nan(activation: str) -> None:
+    import torch
+
+    from cutefuse.torch.conv import activate
+    from cutefuse.torch.conv_autograd import _GRADIENTS
+
+    infinite = float("inf")
+    points = [-infinite, -4, -3, -2.9, -1, -0.5, -0.0, 0, 0.5, 1, 2.9, 3, 3.1, infinite, float("nan")]
+    z = torch.tensor(points, dtype=torch.float64, requires_grad=True)
+    dy = torch.linspace(-2, 2, len(points), dtype=torch.float64)
+    (want,) = torch.autograd.grad(activate(z, activation, 0.1, -1.0, 1.0), z, dy)
+    got = _GRADIENTS[activation](dy, z.detach(), 0.1, -1.0, 1.0)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -193,8 +194,8 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trt_check.importlib.util, "find_spec", lambda n: None if n == "tensorrt" else found(n))
     monkeypatch.setattr(trt_check.rtx, "cannot_run", lambda: None)
 
-    def profile(path: Path, outdir: Path, options: list[str], backend: str) -> None:
-        assert backend == "rtx"
+    def profile(path: Path, outdir: Path, options: list[str], how: Any) -> None:
+        assert how.backend == "rtx"
         Artifacts(path).timing.write_text(json.dumps([{"computeMs": 0.5 if ".cutefuse." in path.name else 1.0}] * 5))
 
     def infer(files: Artifacts, feed: dict, plugins: list[Path], options: list[str]) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cutefuse.commands import next_step
 from cutefuse.commands.choices import sm_of
-from cutefuse.engines.build import BUILDERS, build, choose_backend
+from cutefuse.engines.build import BUILDERS, How, build, choose_backend
 from cutefuse.engines.cuda_memory import local_sm
 from cutefuse.engines.plugins import read_model
 from cutefuse.engines.tensorrt import rtx, trtexec
@@ -125,11 +125,9 @@ def main(argv: list[str] | None = None) -> None:
     with json_alone(args.json) as show:
         say_idle(args, args.model, "" if args.dry_run else "--dry-run")
         say_idle_timeout(args.timeout, args.backend)
-        files = build(
-            args.model, args.outdir or args.model.with_suffix(".trt"),
-            [*trtexec_options(rest), *target_options(args)], args.backend,
-            not args.no_plugins, args.timeout, args.dry_run, assumed_version(args),
-        )  # fmt: skip
+        options = [*trtexec_options(rest), *target_options(args)]
+        how = How(args.backend, not args.no_plugins, args.timeout, args.dry_run, assumed_version(args))
+        files = build(args.model, args.outdir or args.model.with_suffix(".trt"), options, how)
         made = {} if args.dry_run else {"graph": files.graph, "log": files.build_log}
         show({"engine": files.engine, "written": not args.dry_run} | {k: p for k, p in made.items() if p.is_file()})
         if not args.dry_run:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import json
 import os
 import shlex
 import sys
@@ -15,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cutefuse.engines.artifacts import Artifacts
+from cutefuse.engines.artifacts import Artifacts, read_json
 from cutefuse.engines.plugins import patch_report, read_model
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError
@@ -75,11 +74,9 @@ def after_build(engine: Path) -> None:
 
 def backend_of(engine: Path) -> str:
     """The back end that built an engine, by the metadata beside it; "" where it does not say."""
-    try:
-        data = json.loads(Artifacts(engine).build_metadata.read_text(encoding="utf-8"))
-        return str(data.get("backend", ""))
-    except (OSError, ValueError, AttributeError):
-        return ""
+    with contextlib.suppress(CutefuseError, AttributeError):
+        return str(read_json(Artifacts(engine).build_metadata).get("backend", ""))
+    return ""
 
 
 def after_process(source: Path, outdir: Path, words: Sequence[str] = ()) -> None:

@@ -148,18 +148,8 @@ def main(argv: list[str] | None = None) -> int:
             tell(result.report)
         return result.exit_code
     limits = Limits(args.builds, args.time_limit)
-    request = Request(
-        args.model,
-        args.output,
-        args.backend,
-        trtexec_options(rest),
-        options,
-        price,
-        tiles,
-        dtype,
-        limits,
-        args.timeout,
-    )
+    words = trtexec_options(rest)
+    request = Request(args.model, args.output, args.backend, words, options, price, tiles, dtype, limits, args.timeout)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             say_idle_timeout(args.timeout, args.backend)

@@ -48,12 +48,10 @@ def show(
     else:
         for line in (*_best(report["sites"]), *_groups(report["sites"]), *_notes(report["sites"])):
             print(line)
-    for line in _nodes(report["summary"]):
+    lines = [*_nodes(report["summary"]), *_branches(report), *_silus(report), *_types(report)]
+    lines += [*_faults(report["known_faults"], verbose), *report["unused_options"]]
+    for line in filter(None, (*lines, report["clean"]["stale_sizes"], report["clean"]["left"])):
         print(line)
-    for line in (*_branches(report), *_silus(report), *_types(report), *_faults(report["known_faults"], verbose)):
-        print(line)
-    for line in (*report["unused_options"], report["clean"]["stale_sizes"], report["clean"]["left"]):
-        print(line) if line else None
     if proof := report["verify"]:
         if proof["passed"]:
             print("\n".join(words(proof, (report["conversion"] or {}).get("dtype", ""))))

@@ -6,7 +6,8 @@ The input is an ONNX model, an engine, or a folder of JSON files that were writt
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cutefuse.commands import next_step
@@ -19,14 +20,14 @@ from cutefuse.commands.build import (
     trtexec_options,
 )
 from cutefuse.engines import build as engine
-from cutefuse.engines.artifacts import Artifacts, read_json
+from cutefuse.engines.artifacts import SUFFIXES, Artifacts, read_json
 from cutefuse.engines.plugins import read_model
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError, command_line
 from cutefuse.output import add_json, json_alone
 from cutefuse.report.write import write
 
-_ONNX, _ENGINES = (".onnx",), (".engine", ".plan", ".trt")
+_KNOWN = (".onnx", *SUFFIXES)
 _EMBEDDED = {
     "onnxruntime": "ONNX Runtime on the CPU is the embedded engine, its times are not those of a GPU",
     "torch": "PyTorch on the GPU is the embedded engine (--mode=compile gives it to torch.compile)",
@@ -40,17 +41,7 @@ class Steps:
     draw: bool
 
 
-def process(
-    source: Path,
-    outdir: Path,
-    options: list[str],
-    steps: Steps,
-    backend: str = "auto",
-    use_plugins: bool = True,
-    timeout_s: float | None = None,
-    print_only: bool = False,
-    trt_version: str | None = None,
-) -> Path | None:
+def process(source: Path, outdir: Path, options: Sequence[str], steps: Steps, how: engine.How) -> Path | None:
     """Run the wanted steps; returns the path of the HTML page when one was drawn.
 
     Raises CutefuseError for an input that is missing or of no known kind, or when a step fails.
@@ -58,36 +49,33 @@ def process(
     if not source.exists():
         raise CutefuseError(f"{source} does not exist; give an ONNX model, an engine, or a folder of engine JSON files")
     if source.is_dir() or source.suffix == ".json":
-        if print_only:
+        if how.dry_run:
             print(f"# {source} holds engine JSON: nothing to build or profile, only to draw")
             return None
         return write(source, outdir)
-    if source.suffix not in (*_ONNX, *_ENGINES):
-        kinds = ", ".join((*_ONNX, *_ENGINES))
+    if source.suffix not in _KNOWN:
+        kinds = ", ".join(_KNOWN)
         raise CutefuseError(f"{source} is of no known kind; give {kinds} or a folder of engine JSON files")
-    is_model = source.suffix in _ONNX
-    if print_only and trt_version:
-        kind = "trtexec"
-    else:
-        kind = engine.choose_backend(backend, allow_onnxruntime=is_model)
-    if backend == "auto" and kind in _EMBEDDED:
+    is_model = source.suffix == ".onnx"
+    kind = how.kind(allow_onnxruntime=is_model)
+    if how.backend == "auto" and kind in _EMBEDDED:
         print(f"no TensorRT here: {_EMBEDDED[kind]}")
     if kind == "onnxruntime" and (count := len(read_model(source).fused_nodes)):
         print(f"ONNX Runtime runs the function bodies of {count} fused nodes; TensorRT would run plugins")
-    common = (use_plugins, timeout_s, print_only, trt_version)
+    how = replace(how, backend=kind)
     # These load the model to profile it, and write all that building writes: it is loaded once for both.
     at_once = kind == "onnxruntime" or (kind == "torch" and steps.profile)
     files = Artifacts.of(source, outdir)
     if steps.build and is_model and not at_once:
-        files = engine.build(source, outdir, options, kind, *common)
-    untimed = rtx.cannot_run() if kind == "rtx" and is_model and steps.build and not print_only else None
+        files = engine.build(source, outdir, options, how)
+    untimed = rtx.cannot_run() if kind == "rtx" and is_model and steps.build and not how.dry_run else None
     if steps.profile and untimed:
         print(f"not profiled: {untimed}")
         for old in (files.profile, files.timing, files.profile_metadata, files.profile_log):
             old.unlink(missing_ok=True)  # of an engine that was here before
     elif steps.profile or (steps.build and kind == "onnxruntime"):
-        engine.profile(files.engine if is_model and not at_once else source, outdir, options, kind, *common)
-    return write(files.graph, outdir, source if is_model else None) if steps.draw and not print_only else None
+        engine.profile(files.engine if is_model and not at_once else source, outdir, options, how)
+    return write(files.graph, outdir, source if is_model else None) if steps.draw and not how.dry_run else None
 
 
 def _usual_folder(source: Path) -> Path:
@@ -133,14 +121,13 @@ def main(argv: list[str] | None = None) -> None:
     again = [*options, *(str(word) for name, value in chosen if value for word in (name, value))]
     outdir = args.outdir or _usual_folder(args.input)
     with json_alone(args.json) as show:
-        options += target_options(args, allow_onnxruntime=args.input.suffix in _ONNX)
+        is_model = args.input.suffix == ".onnx"
+        options += target_options(args, allow_onnxruntime=is_model)
         say_idle(args, args.input, "" if args.print_only else "--print-only")
-        if args.input.suffix in (*_ONNX, *_ENGINES):
-            say_idle_timeout(args.timeout, args.backend, allow_onnxruntime=args.input.suffix in _ONNX)
-        page = process(
-            args.input, outdir, options, steps, args.backend, not args.no_plugins, args.timeout,
-            args.print_only, args.trt_version,
-        )  # fmt: skip
+        if args.input.suffix in _KNOWN:
+            say_idle_timeout(args.timeout, args.backend, allow_onnxruntime=is_model)
+        how = engine.How(args.backend, not args.no_plugins, args.timeout, args.print_only, args.trt_version)
+        page = process(args.input, outdir, options, steps, how)
         show({"page": page, **read_json(page.with_suffix(".json"))} if page else {"page": None})
         if page:
             print(f"report: {page}")

@@ -97,13 +97,8 @@ def attempt(name: str, body: Callable[[], tuple[str, dict[str, float]]]) -> Chec
 def run_text(command: list[str], environment: Mapping[str, str] | None = None, timeout_s: float = 900) -> str:
     """Output of a command. Raises CutefuseError with its last lines when it fails."""
     try:
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=timeout_s,
-            env={**os.environ, **(environment or {})},
-        )
+        where = {**os.environ, **(environment or {})}
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s, env=where)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CutefuseError(f"{command[0]} did not run: {error}") from None
     text = done.stdout.decode(errors="replace")
@@ -128,28 +123,23 @@ def facts() -> dict[str, str]:
 def loading_checks(smallest: Path) -> list[Check]:
     """Every documented way to load the library, each in a process of its own."""
     register = str(plugin_path("libcutefuse_register.so"))
-    checks = []
+    commands: dict[str, list[str]] = {}
+    load, by_trtexec = "Python load_library", "trtexec --staticPlugins"
     if importlib.util.find_spec("tensorrt"):
-        for name, script, library in (
-            ("Python load_library", LOAD_LIBRARY, str(plugin_path())),
-            ("Python ctypes with self-registration", SELF_REGISTER, register),
-        ):
-            command = [sys.executable, "-c", script, library, PROBE]
-            checks.append(attempt(name, functools.partial(_quietly, command)))
+        commands[load] = _in_python(LOAD_LIBRARY, plugin_path())
+        commands["Python ctypes with self-registration"] = _in_python(SELF_REGISTER, register)
     elif backend_here() == RTX:
-        script = LOAD_LIBRARY.replace("tensorrt as", f"{rtx.BINDINGS} as")
-        command = [sys.executable, "-c", script, str(plugin_path()), PROBE]
-        checks.append(attempt("Python load_library", functools.partial(_quietly, command)))
-    else:
-        checks.append(Check("Python load_library", SKIPPED, "the Python package tensorrt is not installed"))
-    tool = trtexec.find()
-    if tool:
-        command = [tool, f"--onnx={smallest}", "--skipInference", f"--staticPlugins={register}"]
-        checks.append(attempt("trtexec --staticPlugins", functools.partial(_quietly, command)))
-    else:
-        checks.append(Check("trtexec --staticPlugins", SKIPPED, "trtexec was not found"))
-    checks.append(_polygraphy(smallest, register))
-    return checks
+        commands[load] = _in_python(LOAD_LIBRARY.replace("tensorrt as", f"{rtx.BINDINGS} as"), plugin_path())
+    if tool := trtexec.find():
+        commands[by_trtexec] = [tool, f"--onnx={smallest}", "--skipInference", f"--staticPlugins={register}"]
+    lacking = {load: "the Python package tensorrt is not installed", by_trtexec: "trtexec was not found"}
+    checks = [attempt(name, functools.partial(_quietly, command)) for name, command in commands.items()]
+    checks += [Check(name, SKIPPED, why) for name, why in lacking.items() if name not in commands]
+    return [*checks, _polygraphy(smallest, register)]
+
+
+def _in_python(script: str, library: str | Path) -> list[str]:
+    return [sys.executable, "-c", script, str(library), PROBE]
 
 
 def _quietly(command: list[str], environment: Mapping[str, str] | None = None) -> tuple[str, dict[str, float]]:
@@ -197,14 +187,9 @@ def infer(
         raw.write_bytes(np.ascontiguousarray(array).tobytes())
         words.append(f"{name}:{raw}")
     out = outdir / "output.json"
-    command = [
-        tool,
-        f"--loadEngine={files.engine}",
-        *options,
-        f"--loadInputs={','.join(words)}",
-        f"--exportOutput={out}",
-    ]
-    command += ["--iterations=1", "--duration=0", "--warmUp=0", *(f"--dynamicPlugins={p}" for p in plugins)]
+    command = [tool, f"--loadEngine={files.engine}", *options, f"--loadInputs={','.join(words)}"]
+    command += [f"--exportOutput={out}", "--iterations=1", "--duration=0", "--warmUp=0"]
+    command += [f"--dynamicPlugins={p}" for p in plugins]
     run_text(command)
     return {
         entry["name"]: np.array(entry["values"], np.float64).reshape([int(d) for d in entry["dimensions"].split("x")])
@@ -226,7 +211,7 @@ def model_check(plain: Path, outdir: Path) -> Check:
     """Build, run and time one model plain and patched."""
 
     def body() -> tuple[str, dict[str, float]]:
-        backend = backend_here()
+        how = engine.How(backend_here())
         patched, dtype = patched_twin(plain, outdir)
         session = onnxruntime.InferenceSession(str(plain), providers=["CPUExecutionProvider"])
         feed = seeded_inputs(load_model(plain), {})
@@ -235,8 +220,8 @@ def model_check(plain: Path, outdir: Path) -> Check:
         options = shapes if any(not isinstance(d, int) for i in session.get_inputs() for d in i.shape) else []
         numbers: dict[str, float] = {}
         for kind, model, plugins in (("plain", plain, []), ("patched", patched, [plugin_path()])):
-            files = engine.build(model, outdir, options, backend)
-            engine.profile(files.engine, outdir, options, backend)
+            files = engine.build(model, outdir, options, how)
+            engine.profile(files.engine, outdir, options, how)
             sums = moved(read_layers(read_json(files.graph), files.graph.name))
             numbers |= {f"{kind}_copies": sums.copies, f"{kind}_copied_mb": sums.copy_bytes / 1e6}
             times = json.loads(files.timing.read_text(encoding="utf-8"))

@@ -27,6 +27,9 @@ class _Beside:
         return files.engine.with_name(files.engine.name + self.suffix)
 
 
+SUFFIXES = (".engine", ".plan", ".trt")  # of engine files
+
+
 @dataclass(frozen=True)
 class Artifacts:
     """Paths of everything that belongs to one engine; `engine` is `<outdir>/<model file name>.engine`."""
@@ -44,7 +47,7 @@ class Artifacts:
     @classmethod
     def of(cls, model: Path, outdir: Path) -> Artifacts:
         """Artifacts of a model (or of an engine file, whose own name is kept) in `outdir`."""
-        name = model.name if model.suffix in (".engine", ".plan", ".trt") else f"{model.name}.engine"
+        name = model.name if model.suffix in SUFFIXES else f"{model.name}.engine"
         return cls(outdir / name)
 
     @property

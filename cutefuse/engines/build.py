@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cutefuse.engines import plugins
@@ -69,54 +71,69 @@ def torch_sees_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def build(
-    model: Path,
-    outdir: Path,
-    options: list[str] | None = None,
-    backend: str = "auto",
-    use_plugins: bool = True,
-    timeout_s: float | None = None,
-    dry_run: bool = False,
-    assume_version: str | None = None,
-) -> Artifacts:
+@dataclass(frozen=True)
+class How:
+    """How an engine is built and run.
+
+    use_plugins: False builds fused nodes from their function bodies, and loads no plugin library. timeout_s: seconds
+    until a process that builds is ended. dry_run: print the command, write nothing. assume_version: TensorRT's, of a
+    dry run on a machine without trtexec.
+    """
+
+    backend: str = "auto"
+    use_plugins: bool = True
+    timeout_s: float | None = None
+    dry_run: bool = False
+    assume_version: str | None = None
+
+    def kind(self, allow_onnxruntime: bool = False) -> str:
+        """The back end that is meant, as `choose_backend` finds it."""
+        if self.dry_run and self.assume_version:
+            return "trtexec"
+        return choose_backend(self.backend, allow_onnxruntime)
+
+    def trtexec(self) -> trtexec.Trtexec:
+        """The trtexec of this machine, or one of the version that a dry run assumes."""
+        if self.dry_run and self.assume_version:
+            return trtexec.assumed(self.assume_version)
+        return trtexec.inspect(trtexec.find() or "trtexec")
+
+
+def build(model: Path, outdir: Path, options: Sequence[str] = (), how: How = How()) -> Artifacts:
     """Build an engine from an ONNX model and count its plugin layers against the patch report.
 
     Args:
         model: ONNX file. outdir: folder for engine, graph JSON, log, metadata and timing cache; made when missing.
         options: further trtexec options, with their dashes.
-        use_plugins: pass the plugin library when the model has fused nodes; False builds their function bodies.
-        timeout_s: seconds until trtexec is ended. dry_run: print the command, write nothing.
-        assume_version: TensorRT version of a dry run on a machine without trtexec.
     Raises: CutefuseError (exit 2); VerificationError (exit 1) when fewer fused nodes run as plugins than were patched.
     """
-    facts, words, files = plugins.read_model(model), options or [], Artifacts.of(model, outdir)
-    kind = "trtexec" if dry_run and assume_version else choose_backend(backend)
-    sites = plugins.fused_sites(model, facts) if use_plugins and kind != "torch" else {}
-    if dry_run and kind != "trtexec":
+    facts, words, files, kind = plugins.read_model(model), list(options), Artifacts.of(model, outdir), how.kind()
+    sites = plugins.fused_sites(model, facts) if how.use_plugins and kind != "torch" else {}
+    if how.dry_run and kind != "trtexec":
         print(f"# {NAMES[kind]} would build {files.engine} from {model}; there is no command to print")
         return files
     given = [Path(w.partition("=")[2]) for w in words if w.startswith(("--dynamicPlugins=", "--staticPlugins="))]
     libraries = [] if given else plugins.libraries(bool(sites))
     command: list[str] = []
     if kind == "trtexec":
-        tool = _trtexec(assume_version if dry_run else None)
+        tool = how.trtexec()
         plugins.check_version(facts, sites, tool.version)
         command = trtexec.build_command(tool, model, files, words, libraries, facts.low_precision)
         print(shlex.join(command))
-        if dry_run:
+        if how.dry_run:
             return files
     make_folder(outdir)
     with whole_or_nothing(files.engine, files.graph, files.build_metadata):
         if kind == "trtexec":
-            log = trtexec.run(command, files.build_log, timeout_s, f"building {_titled(files.engine, tool)}")
-            _require(files.engine, files.build_log)
+            title = f"building {files.engine.name} with TensorRT {tool.version_text}"
+            log = trtexec.run(command, files.build_log, how.timeout_s, title, makes=files.engine)
             write_json(files.build_metadata, {**build_metadata(log), "command": shlex.join(command)})
         elif kind == "torch":
             from cutefuse.engines.pytorch import files as torch_files
 
-            torch_files.build(model, files, words, use_plugins)
+            torch_files.build(model, files, words, how.use_plugins)
         elif kind == "rtx":
-            print(rtx.build(model, files, words, libraries or given, timeout_s))
+            print(rtx.build(model, files, words, libraries or given, how.timeout_s))
         else:
             api.build(model, files, words, libraries or given, facts.low_precision)
         _report_plugins(files, sites)
@@ -124,30 +141,20 @@ def build(
     return files
 
 
-def profile(
-    engine: Path,
-    outdir: Path,
-    options: list[str] | None = None,
-    backend: str = "auto",
-    use_plugins: bool = True,
-    timeout_s: float | None = None,
-    dry_run: bool = False,
-    assume_version: str | None = None,
-) -> Artifacts:
+def profile(engine: Path, outdir: Path, options: Sequence[str] = (), how: How = How()) -> Artifacts:
     """Time an engine file as a whole and layer by layer: profile, timing, graph and metadata JSON in `outdir`.
 
     Args:
         engine: the file that `build` wrote; of PyTorch and ONNX Runtime an ONNX model. outdir: made when missing.
-        use_plugins: load the plugin library where it is built.
-        options, timeout_s, dry_run, assume_version: as of `build`.
+        options: as of `build`.
     Raises: CutefuseError (exit 2) for an engine that is missing, or that cannot be run here.
     """
-    if not dry_run and not engine.is_file():
+    if not how.dry_run and not engine.is_file():
         raise CutefuseError(f"engine {engine} does not exist; build it first with `cutefuse build`")
-    words, files = options or [], Artifacts.of(engine, outdir)
-    libraries = plugins.library_if_built() if use_plugins else []
-    kind = "trtexec" if dry_run and assume_version else choose_backend(backend, backend == "onnxruntime")
-    if dry_run and kind != "trtexec":
+    words, files = list(options), Artifacts.of(engine, outdir)
+    libraries = plugins.library_if_built() if how.use_plugins else []
+    kind = how.kind(how.backend == "onnxruntime")
+    if how.dry_run and kind != "trtexec":
         print(f"# {NAMES[kind]} would profile {engine}; there is no command to print")
         return files
     if kind == "onnxruntime":
@@ -156,38 +163,24 @@ def profile(
         return onnxruntime.profile(engine, outdir, words)
     command: list[str] = []
     if kind == "trtexec":
-        tool = _trtexec(assume_version if dry_run else None)
+        tool = how.trtexec()
         command = trtexec.profile_command(tool, engine, files, words, libraries)
         print(shlex.join(command))
-        if dry_run:
+        if how.dry_run:
             return files
     make_folder(outdir)
     with whole_or_nothing(files.graph, files.profile, files.timing, files.profile_metadata, files.build_metadata):
         if kind == "trtexec":
-            log = trtexec.run(command, files.profile_log, timeout_s, f"profiling {_titled(engine, tool)}")
-            _require(files.profile, files.profile_log)
+            title = f"profiling {engine.name} with TensorRT {tool.version_text}"
+            log = trtexec.run(command, files.profile_log, how.timeout_s, title, makes=files.profile)
             write_json(files.profile_metadata, {**profile_metadata(log), "command": shlex.join(command)})
         elif kind == "torch":
             from cutefuse.engines.pytorch import files as torch_files
 
-            torch_files.profile(engine, files, words, use_plugins)
+            torch_files.profile(engine, files, words, how.use_plugins)
         else:
             api.profile(engine, files, words, libraries, rtx.module() if kind == "rtx" else None)
     return files
-
-
-def _trtexec(assume_version: str | None) -> trtexec.Trtexec:
-    """The trtexec of this machine, or one of the version that a dry run assumes."""
-    return trtexec.assumed(assume_version) if assume_version else trtexec.inspect(trtexec.find() or "trtexec")
-
-
-def _titled(engine: Path, tool: trtexec.Trtexec) -> str:
-    return f"{engine.name} with TensorRT {tool.version_text}"
-
-
-def _require(path: Path, log: Path) -> None:
-    if not path.is_file():
-        raise CutefuseError(f"trtexec ended well but wrote no {path.name}; see {log}")
 
 
 def _report_plugins(files: Artifacts, sites: dict[str, str]) -> None:

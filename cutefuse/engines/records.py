@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,39 @@ PARAMETER_TYPES = {"Conv": "Convolution", "FusedConv": "Convolution", "ConvTrans
                    "ReorderInput": "Reformat", "ReorderOutput": "Reformat", "Cast": "Reformat",
                    "Gemm": "MatrixMultiply", "FusedGemm": "MatrixMultiply", "MatMul": "MatrixMultiply",
                    "FusedMatMul": "MatrixMultiply"}  # fmt: skip
+# NumPy's name of a type -> a word of TensorRT's inspector
+LABELS = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "float64": "FP64", "int8": "Int8", "uint8": "UInt8",
+          "int16": "Int16", "int32": "Int32", "int64": "Int64", "bool": "Bool", "float8_e4m3fn": "FP8",
+          "float8_e5m2": "FP8"}  # fmt: skip
+
+
+def layer(
+    name: str, op_type: str, inputs: Sequence[dict[str, Any]], outputs: Sequence[dict[str, Any]],
+    parameters: Mapping[str, Any], nodes: Iterable[str],
+) -> dict[str, Any]:  # fmt: skip
+    """A layer in the words of TensorRT's inspector. `nodes`: those of the model that it computes."""
+    return {
+        "Name": name, "LayerType": op_type, "Inputs": list(inputs), "Outputs": list(outputs),
+        "ParameterType": PARAMETER_TYPES.get(op_type, op_type), **parameters, "StreamId": 0,
+        "Metadata": "\x1e".join(f"[ONNX Layer: {node}]" for node in nodes),
+    }  # fmt: skip
+
+
+def convolution(
+    kernel: list[int], pads: list[int], stride: list[int], dilation: list[int], filters: int, groups: int,
+    weights: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Those of a convolution's layer. `pads`: all beginnings, then all ends."""
+    rank = len(kernel)
+    return {
+        "Kernel": kernel, "PrePadding": pads[:rank], "PostPadding": pads[rank:], "Stride": stride,
+        "Dilation": dilation, "OutMaps": filters, "Groups": groups, "Weights": weights,
+    }  # fmt: skip
+
+
+def used_shapes(inputs: Mapping[str, Any]) -> str:
+    """The shapes of the arrays or tensors that were run, as trtexec writes them: `x=1x3x64x64,y=1`."""
+    return ",".join(f"{name}={'x'.join(map(str, value.shape))}" for name, value in inputs.items())
 
 
 def write_build(files: Artifacts, model: Path, options: dict[str, Any], **facts: Any) -> None:

@@ -21,11 +21,13 @@ ROUNDS, _SAMPLE_US = 31, 5000.0  # of a race
 PLAIN, BEST = "plain", "best"  # the folders that are handed over
 
 
-def race(engines: Sequence[Built]) -> list[list[float]]:
-    """Times of loaded engines in turns, in microseconds: the mean of each sample. A runner's `sample_us(n)` is the mean
-    time of n inferences."""
+def race(
+    engines: Sequence[Built], samplers: Sequence[Callable[[], float]] = (), rounds: int = ROUNDS
+) -> list[list[float]]:
+    """Times of engines in turns, in microseconds: the mean of each sample. samplers: one an engine; none for loaded
+    engines, whose runner's `sample_us(n)` is the mean time of n inferences."""
     with spinner(f"timing {', '.join(e.title for e in engines)} in turns"):
-        return interleave([steady(e.runner.sample_us, _SAMPLE_US) for e in engines], ROUNDS)
+        return interleave(samplers or [steady(e.runner.sample_us, _SAMPLE_US) for e in engines], rounds)
 
 
 class Shelf:

@@ -16,8 +16,6 @@ from cutefuse.engines.tensorrt import rtx, trtexec
 from cutefuse.engines.tensorrt.api import Session
 from cutefuse.optimize.bench import Shelf, race
 from cutefuse.optimize.loop import Built, Graph
-from cutefuse.progress import spinner
-from cutefuse.timing.noise import interleave
 
 TRTEXEC_ROUNDS = 7  # every sample is a process that loads the engine and runs it for half a second
 
@@ -42,8 +40,9 @@ class TensorRTBench:
         folder = self.shelf.folder(graph)
         if self._cache is not None and self._cache.is_file():
             shutil.copyfile(self._cache, folder / self._cache.name)
-        files = engine.build(graph.model, folder, self.options, self.kind, timeout_s=self.timeout_s)
-        engine.profile(files.engine, folder, self.options, self.kind, timeout_s=self.timeout_s)
+        how = engine.How(self.kind, timeout_s=self.timeout_s)
+        files = engine.build(graph.model, folder, self.options, how)
+        engine.profile(files.engine, folder, self.options, how)
         self._cache = files.timing_cache
         libraries = plugins.libraries(bool(graph.sites))
         if self.kind == "trtexec":
@@ -52,10 +51,9 @@ class TensorRTBench:
         return [Built(graph, "", files, Session(files.engine, self.options, libraries, trt=module))]
 
     def race(self, engines: Sequence[Built]) -> list[list[float]]:
-        if self.kind != "trtexec":
-            return race(engines)
-        with spinner(f"timing {', '.join(e.title for e in engines)} in turns"):
-            return interleave([e.runner for e in engines], TRTEXEC_ROUNDS)
+        if self.kind == "trtexec":
+            return race(engines, [e.runner for e in engines], TRTEXEC_ROUNDS)
+        return race(engines)
 
     def check(self, plain: Built, patched: Built) -> None:
         """The outputs of TensorRT's engines are compared by `cutefuse accuracy`, the graphs by the rewriter."""

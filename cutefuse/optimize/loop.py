@@ -83,7 +83,7 @@ class Bench(Protocol):
     modes: Sequence[str]
 
     def build(self, graph: Graph, modes: Sequence[str]) -> Sequence[Built]:
-        """Build and profile a graph, in one or more of the modes; the modes of a graph are one build."""
+        """Build and profile a graph, in one or more of the modes, which are one build. Raises where none could be."""
 
     def race(self, engines: Sequence[Built]) -> list[list[float]]:
         """For each engine the time of one inference in each round, in microseconds; the rounds interleave engines."""
@@ -296,8 +296,6 @@ class Loop:
         self, engines: Sequence[Built], times: Sequence[Sequence[float]], begin: float, rival: Sequence[float] = ()
     ) -> Built:
         """Record a round; returns its fastest engine."""
-        if not engines:
-            raise CutefuseError("no engine was built; see the messages above")
         medians = [median(t) for t in times]
         this = Round(engines[0].graph, {e.mode: m for e, m in zip(engines, medians, strict=True) if m})
         if rival:

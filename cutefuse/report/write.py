@@ -18,7 +18,6 @@ from cutefuse.report.draw.page import write_engine_page
 from cutefuse.report.draw.pages import write_compare_page
 from cutefuse.report.read.graph import edges
 from cutefuse.report.read.reader import Engine, find_engines, read_engine
-from cutefuse.roofline.peaks import Peaks
 
 
 def write(source: Path, outdir: Path, onnx_path: Path | None = None, peaks: str = "auto", quiet: bool = False) -> Path:
@@ -34,8 +33,10 @@ def write(source: Path, outdir: Path, onnx_path: Path | None = None, peaks: str 
     make_folder(outdir)
     for files in find_engines(source):
         engine = read_engine(files)
-        roof = peaks_of(peaks, engine)
-        pages.append(_write_one(engine, outdir, onnx_path or _model_of(engine), roof, quiet))
+        analysis = tables.analyse(engine, peaks_of(peaks, engine), onnx_path or _model_of(engine))
+        pages.append(_write_one(analysis, outdir))
+        if not quiet:
+            print(tables.terminal(analysis))
     return pages[0]
 
 
@@ -46,8 +47,8 @@ def _model_of(engine: Engine) -> Path | None:
     return path if path and path.suffix == ".onnx" and path.is_file() else None
 
 
-def _write_one(engine: Engine, outdir: Path, onnx_path: Path | None, roof: Peaks | None, quiet: bool) -> Path:
-    analysis = tables.analyse(engine, roof, onnx_path)
+def _write_one(analysis: tables.Analysis, outdir: Path) -> Path:
+    engine = analysis.engine
     links = edges(engine)
     drawing = layout(len(engine.layers), links)
     stem = engine.files["graph"].name.removesuffix(".graph.json").removesuffix(".json")
@@ -57,8 +58,6 @@ def _write_one(engine: Engine, outdir: Path, onnx_path: Path | None, roof: Peaks
     write_text(outdir / f"{stem}.layers.csv", tables.layers_csv(analysis))
     write_json(outdir / f"{stem}.report.json", tables.report_json(analysis))
     write_engine_page(analysis, page, svg.graph(engine, links, drawing, standalone=False) if has_shapes else "")
-    if not quiet:
-        print(tables.terminal(analysis))
     return page
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 
 from cutefuse.errors import CutefuseError
-from cutefuse.output import make_folder, write_text
+from cutefuse.output import cache_folder, make_folder, write_text
 
 SCHEMA = 1
 KINDS = ("tiles", "plain")
@@ -20,9 +19,7 @@ Times = dict[str, float]  # what was tried -> microseconds
 
 
 def cache_path() -> Path:
-    """$XDG_CACHE_HOME/cutefuse/tune.json; in ~/.cache where that is not set, or is no absolute path as it must be."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    return (base if base.is_absolute() else Path.home() / ".cache") / "cutefuse" / "tune.json"
+    return cache_folder() / "tune.json"
 
 
 class TuneCache:

@@ -195,12 +195,9 @@ def _type(value: onnx.ValueInfoProto) -> list[Any]:
 
 def _constant(tensor: TensorProto) -> list[Any]:
     kind = [helper.tensor_dtype_to_string(tensor.data_type), list(tensor.dims)]
-    size = 1
-    for dim in tensor.dims:
-        size *= dim
     values = numpy_helper.to_array(tensor)
     # The values of a bias cost nothing; those of pads or axes are what is computed.
-    return [*kind, values.tolist()] if size <= _SMALL and values.dtype.kind in "iub" else kind
+    return [*kind, values.tolist()] if values.size <= _SMALL and values.dtype.kind in "iub" else kind
 
 
 def _digest(facts: Any) -> str:

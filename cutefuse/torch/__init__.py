@@ -20,14 +20,7 @@ from cutefuse.torch import compiled, conv, launch, norms
 from cutefuse.torch.conv import ACTIVATIONS, PackedConv
 from cutefuse.torch.conv_autograd import concat_conv, pre_concat_conv
 from cutefuse.torch.fuse import FuseReport, fuse
-from cutefuse.torch.norms import (
-    LayerNorm,
-    RMSNorm,
-    add_layer_norm,
-    add_rms_norm,
-    layer_norm,
-    rms_norm,
-)
+from cutefuse.torch.norms import LayerNorm, RMSNorm, add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from cutefuse.torch.replace import NormReport, replace_norms
 
 compiled.loaded.python = compiled.InPython(
@@ -36,18 +29,6 @@ compiled.loaded.python = compiled.InPython(
 )  # fmt: skip
 
 __all__ = [
-    "ACTIVATIONS",
-    "FuseReport",
-    "LayerNorm",
-    "NormReport",
-    "PackedConv",
-    "RMSNorm",
-    "add_layer_norm",
-    "add_rms_norm",
-    "concat_conv",
-    "fuse",
-    "layer_norm",
-    "pre_concat_conv",
-    "replace_norms",
-    "rms_norm",
-]
+    "ACTIVATIONS", "FuseReport", "LayerNorm", "NormReport", "PackedConv", "RMSNorm", "add_layer_norm", "add_rms_norm",
+    "concat_conv", "fuse", "layer_norm", "pre_concat_conv", "replace_norms", "rms_norm",
+]  # fmt: skip

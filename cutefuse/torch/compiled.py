@@ -25,7 +25,7 @@ import torch
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
-from cutefuse.output import make_folder
+from cutefuse.output import cache_folder, make_folder
 from cutefuse.progress import waiting
 from cutefuse.torch.launch import Plan
 
@@ -72,18 +72,12 @@ def state() -> str:
     return f"the operators run through Python: {loaded.why_not}"
 
 
-def folder() -> Path:
-    """Where built extensions are kept: $XDG_CACHE_HOME/cutefuse, or ~/.cache/cutefuse."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    return (base if base.is_absolute() else Path.home() / ".cache") / "cutefuse"
-
-
 def path() -> Path:
     """The file of the extension for these sources, this PyTorch and this Python, built or not."""
     digest = hashlib.sha256(f"{torch.__version__} {sys.implementation.cache_tag}".encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
-    return folder() / f"{NAME}-{digest.hexdigest()[:16]}.so"
+    return cache_folder() / f"{NAME}-{digest.hexdigest()[:16]}.so"
 
 
 def build() -> Path:

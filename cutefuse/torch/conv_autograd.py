@@ -5,7 +5,6 @@ The filter is packed at every call, as a step of training changes it; `PackedCon
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,28 +18,16 @@ from cutefuse.operators.conv_form import Form, most_sources
 from cutefuse.torch.conv import ACTIVATIONS, pack
 from cutefuse.torch.pixels import fusible, padded
 
-
-def _gate_slope(z: Tensor, *_: float) -> Tensor:
-    s = torch.sigmoid(z)
-    return s * (1 - s)
-
-
-def _silu_slope(z: Tensor, *_: float) -> Tensor:
-    s = torch.sigmoid(z)
-    return s * (1 + z * (1 - s))
-
-
-def _gelu_slope(z: Tensor, *_: float) -> Tensor:
-    return (1 + torch.erf(z * 0.5**0.5)) / 2 + z * torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
-
-
-# The derivatives of ACTIVATIONS at z, by (z, alpha, lo, hi)
-_SLOPES: dict[str, Callable[[Tensor, float, float, float], Tensor]] = {
-    "Relu": lambda z, *_: z > 0, "LeakyRelu": lambda z, alpha, *_: torch.where(z > 0, 1.0, alpha),
-    "Clip": lambda z, _, lo, hi: (z >= lo) & (z <= hi),
-    "HardSwish": lambda z, *_: torch.where(z < -3, 0.0, torch.where(z <= 3, z / 3 + 0.5, 1.0)),
-    "Tanh": lambda z, *_: 1 - torch.tanh(z).square(), "Sigmoid": _gate_slope, "Silu": _silu_slope,
-    "Gelu": _gelu_slope,
+aten = torch.ops.aten
+# The gradients of ACTIVATIONS, by (dy, z, alpha, lo, hi)
+_GRADIENTS: dict[str, Callable[..., Tensor]] = {
+    "Relu": lambda dy, z, *_: aten.threshold_backward(dy, z, 0),
+    "LeakyRelu": lambda dy, z, alpha, *_: aten.leaky_relu_backward(dy, z, alpha, False),
+    "Clip": lambda dy, z, _, lo, hi: torch.where((z >= lo) & (z <= hi), dy, 0.0),
+    "HardSwish": lambda dy, z, *_: aten.hardswish_backward(dy, z),
+    "Tanh": lambda dy, z, *_: aten.tanh_backward(dy, torch.tanh(z)),
+    "Sigmoid": lambda dy, z, *_: aten.sigmoid_backward(dy, torch.sigmoid(z)),
+    "Silu": lambda dy, z, *_: aten.silu_backward(dy, z), "Gelu": lambda dy, z, *_: aten.gelu_backward(dy, z),
 }  # fmt: skip
 
 
@@ -85,8 +72,8 @@ class _FusedConv(torch.autograd.Function):
         padded_x, w = F.pad(seen, (left, right, top, bottom)), weight.to(x.dtype)
         if activation:
             z = F.conv2d(padded_x, w, None if bias is None else bias.to(x.dtype), stride, 0, dilation)
-            dy = dy * _SLOPES[activation](z, *numbers).to(z.dtype)
-        dseen, dw, db = torch.ops.aten.convolution_backward(
+            dy = _GRADIENTS[activation](dy, z, *numbers)
+        dseen, dw, db = aten.convolution_backward(
             dy, padded_x, w, [w.shape[0]], stride, [0, 0], dilation, False, [0, 0], 1, [True, True, bias is not None]
         )
         dx = dseen[:, :, top : padded_x.shape[2] - bottom, left : padded_x.shape[3] - right]

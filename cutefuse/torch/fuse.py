@@ -19,7 +19,7 @@ import onnx
 import torch
 from torch import Tensor, fx, nn
 
-from cutefuse.errors import CutefuseError
+from cutefuse.errors import CutefuseError, first_line
 from cutefuse.graph.shapes import batch_of_one, open_inputs
 from cutefuse.graph.store import outside
 from cutefuse.match.answer import Constant, Joined
@@ -28,6 +28,7 @@ from cutefuse.operators.layouts import TORCH
 from cutefuse.rewrite.options import Options
 from cutefuse.rewrite.patch import patch
 from cutefuse.torch.conv import PackedConv
+from cutefuse.torch.launch import sm_of
 from cutefuse.torch.norms import layer_norm, rms_norm
 from cutefuse.torch.replace import NormReport, replace_norms
 from cutefuse.torch.skeleton import Skeleton
@@ -76,8 +77,9 @@ def fuse(
     skeleton = Skeleton(module)
     device = next((t.device for t in (*module.parameters(), *module.buffers())), torch.device("cpu"))
     unpriced = bool(open_inputs(skeleton.model)) and not batch_of_one(skeleton.model, {})  # nothing else can choose
+    sm = sm_of(device) if device.type == "cuda" else 0
     options = Options(
-        engine=TORCH, sm=_sm(device), functions=False, dry_run=True, all_sites=all_sites or unpriced, include=include,
+        engine=TORCH, sm=sm, functions=False, dry_run=True, all_sites=all_sites or unpriced, include=include,
         exclude=exclude, without=without, include_op=("concat_conv",),
     )  # fmt: skip
     sites = _sites(skeleton.model, options)
@@ -113,8 +115,8 @@ def _exported(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] |
             program = torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic)
             module = program.run_decompositions({}).module()
     except Exception as error:  # of the user's own code, or of what export does not take
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise CutefuseError(f"torch.export cannot take the model ({lines[0]}); fuse the parts that it takes") from error
+        why = first_line(error)
+        raise CutefuseError(f"torch.export cannot take the model ({why}); fuse the parts that it takes") from error
     assert isinstance(module, fx.GraphModule)
     return module
 
@@ -125,14 +127,6 @@ def _sites(model: onnx.ModelProto, options: Options) -> list[Site]:
         source = Path(folder) / "model.onnx"
         onnx.save_model(outside(model, source.parent), str(source))
         return patch(source, source.with_name("fused.onnx"), options).sites
-
-
-def _sm(device: torch.device) -> int:
-    """Compute capability * 10 of a GPU; 0, which is any, elsewhere."""
-    if device.type != "cuda":
-        return 0
-    major, minor = torch.cuda.get_device_capability(device)
-    return major * 10 + minor
 
 
 def _title(site: Site) -> str:

@@ -36,6 +36,12 @@ def runs_in_library(x: Tensor) -> bool:
     return x.is_cuda and x.dtype in NAMES
 
 
+def sm_of(device: torch.device | None = None) -> int:
+    """Compute capability * 10 of a GPU, by default the one that is current."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def dense(t: Tensor) -> Tensor:
     """The tensor without gaps and at an address that 16-byte loads can take."""
     t = t.contiguous()

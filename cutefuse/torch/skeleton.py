@@ -21,9 +21,6 @@ from cutefuse.match.conv.read import GROUPS
 
 OPSET, IR_VERSION = 20, 10
 FOREIGN = "torch"
-_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float64: "float64",
-          torch.int8: "int8", torch.uint8: "uint8", torch.int32: "int32", torch.int64: "int64",
-          torch.bool: "bool"}  # fmt: skip
 _PLAIN = {"aten.relu.default": "Relu", "aten.sigmoid.default": "Sigmoid", "aten.tanh.default": "Tanh",
           "aten.hardswish.default": "HardSwish", "aten.clone.default": "Identity",
           "aten.contiguous.default": "Identity", "aten.alias.default": "Identity"}  # fmt: skip
@@ -90,7 +87,7 @@ class Skeleton:
 
     def _info(self, name: str, value: Tensor) -> onnx.ValueInfoProto:
         dims = [int(d) if isinstance(d, int) else str(d) for d in value.shape]
-        return helper.make_tensor_value_info(name, ELEM_TYPES[_NAMES.get(value.dtype, "float32")], dims)
+        return helper.make_tensor_value_info(name, ELEM_TYPES.get(_kind(value), TensorProto.FLOAT), dims)
 
     def _constant(self, node: fx.Node, suffix: str, value: Any, like: Tensor | None = None) -> str:
         name = f"{node.name}.{suffix}"
@@ -167,9 +164,12 @@ def _attribute(module: Any, path: str) -> Tensor:
 
 def _stored(name: str, value: Tensor) -> TensorProto:
     value = value.detach().cpu().contiguous()
-    kind = _NAMES[value.dtype]
-    raw = (value.view(torch.int16) if kind == "bfloat16" else value).numpy().tobytes()
-    return TensorProto(name=name, data_type=ELEM_TYPES[kind], dims=value.shape, raw_data=raw)
+    raw = (value.view(torch.int16) if value.dtype == torch.bfloat16 else value).numpy().tobytes()
+    return TensorProto(name=name, data_type=ELEM_TYPES[_kind(value)], dims=value.shape, raw_data=raw)
+
+
+def _kind(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
 # ---------------------------------------------------------------------------------------------------------- the rules

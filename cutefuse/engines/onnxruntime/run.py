@@ -15,12 +15,11 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from cutefuse.engines import plugins
+from cutefuse.engines import plugins, records
 from cutefuse.engines.artifacts import Artifacts
 from cutefuse.engines.inputs import input_specs, resolve, seeded
 from cutefuse.engines.onnxruntime import nodes as onnxruntime_nodes
 from cutefuse.engines.options import BUILDER, Effort, one_of, options_of, say_idle, shapes_of
-from cutefuse.engines.records import PARAMETER_TYPES, write_build, write_profile
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.staging import hidden
 from cutefuse.graph.store import load_model
@@ -32,8 +31,7 @@ _LEVELS = {"all": 99, "extended": 2, "basic": 1, "disable": 0}
 _OPTIONS = ("--shapes", "--optShapes", "--iterations", "--duration", "--warmUp", "--threads", "--optimization")
 _IGNORED = (*BUILDER, "--noTF32")
 _REFUSAL = "{name} means nothing to ONNX Runtime; allowed are {known}; leave it out"
-_LABELS = {"float": "FP32", "float16": "FP16", "bfloat16": "BF16", "double": "FP64", "int8": "Int8", "uint8": "UInt8",
-           "int32": "Int32", "int64": "Int64", "bool": "Bool", "Float8E4M3FN": "FP8"}  # fmt: skip
+_NAMES = {"float": "float32", "double": "float64", "Float8E4M3FN": "float8_e4m3fn"}  # NumPy's, where they differ
 _FILLED = ("float32", "float16", "float64", "int8", "uint8", "int32", "int64", "bool")
 
 
@@ -70,14 +68,14 @@ def profile(model: Path, outdir: Path, words: list[str]) -> Artifacts:
         layers, times = _layers(source, scratch / "optimised.onnx", events)
     bindings = [*feed, *(o.name for o in source.graph.output)]
     write_json(files.graph, {"Layers": layers, "Bindings": bindings})
-    used = ",".join(f"{name}={'x'.join(map(str, a.shape))}" for name, a in feed.items())
     threads = options.get("--threads", "default")
     device = {"Selected Device": f"CPU (ONNX Runtime {onnxruntime.__version__})", "Threads": threads}
-    write_profile(
-        files, times, latencies, wall_s, {"Input inference shapes": used, "Engine": "ONNX Runtime"},
-        device_information=device, backend="onnxruntime", peaks=vars(measure_cpu()),
+    records.write_profile(
+        files, times, latencies, wall_s,
+        {"Input inference shapes": records.used_shapes(feed), "Engine": "ONNX Runtime"}, device_information=device,
+        backend="onnxruntime", peaks=vars(measure_cpu()),
     )  # fmt: skip
-    write_build(files, model, {"Graph optimization": level}, device_information=device, backend="onnxruntime")
+    records.write_build(files, model, {"Graph optimization": level}, device_information=device, backend="onnxruntime")
     plugins.keep_report(model, outdir)
     return files
 
@@ -173,58 +171,47 @@ def _layer(
     node: Any, name: str, args: dict[str, Any], constants: dict[str, Any], cast: dict[str, Any], origin: list[str]
 ) -> dict[str, Any]:
     """`constants`: initializers by name; `cast`: those behind a Cast, by the name of its output."""
-    layer: dict[str, Any] = {"Name": name, "LayerType": node.op_type}
-    kinds = args.get("input_type_shape") or []
+    present, made = ([slot for slot in slots if slot] for slots in (node.input, node.output))
     # ONNX Runtime lists the inputs that are present; weights are no tensors of the engine graph.
-    present = [i for i in node.input if i]
-    layer["Inputs"] = [
-        _tensor(i, kinds[n] if n < len(kinds) else {}) for n, i in enumerate(present) if i not in constants
-    ]
-    results = args.get("output_type_shape") or []
-    outputs = [o for o in node.output if o]
-    layer["Outputs"] = [_tensor(o, results[n] if n < len(results) else {}) for n, o in enumerate(outputs)]
-    layer["ParameterType"] = PARAMETER_TYPES.get(node.op_type, node.op_type)
+    read = [t for t in _tensors(present, args.get("input_type_shape")) if t["Name"] not in constants]
+    kind = records.PARAMETER_TYPES.get(node.op_type, node.op_type)
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.type != a.GRAPH}
+    found: dict[str, Any] = {}
     filters = (constants.get(present[1]) or cast.get(present[1])) if len(present) > 1 else None
-    if layer["ParameterType"] in ("Convolution", "Deconvolution") and filters is not None:
-        layer.update(_convolution(attributes, filters, layer["ParameterType"]))
+    if kind in ("Convolution", "Deconvolution") and filters is not None:
+        found = _convolution(attributes, filters, kind)
         if present[1] in cast:
-            del layer["Weights"]  # they are an input tensor of the layer
-        layer["HasBias"] = int(len(present) > 2)
-    elif layer["ParameterType"] == "MatrixMultiply":
-        weights = [constants[i] for i in present[:2] if i in constants]
-        if weights:
-            layer["Weights"] = {"Type": "Float", "Count": int(np.prod(weights[0].dims))}
-    activation = attributes.get("activation")
-    if activation:
-        layer["Activation"] = activation.decode().upper() if isinstance(activation, bytes) else str(activation).upper()
-    if layer["ParameterType"] == "Reformat":
-        layer["Origin"] = "CAST" if node.op_type == "Cast" else "REFORMAT"
-    layer["TacticName"] = str(args.get("provider", "CPUExecutionProvider"))
-    layer["TacticValue"] = "0x0000000000000000"
-    layer["StreamId"] = 0
-    layer["Metadata"] = "\x1e".join(f"[ONNX Layer: {o}]" for o in origin)
-    return layer
+            del found["Weights"]  # they are an input tensor of the layer
+        found["HasBias"] = int(len(present) > 2)
+    elif kind == "MatrixMultiply" and (weights := [constants[i] for i in present[:2] if i in constants]):
+        found["Weights"] = _count(weights[0])
+    if activation := attributes.get("activation"):
+        found["Activation"] = activation.decode().upper()
+    if kind == "Reformat":
+        found["Origin"] = "CAST" if node.op_type == "Cast" else "REFORMAT"
+    found |= {"TacticName": args.get("provider", "CPUExecutionProvider"), "TacticValue": "0x0000000000000000"}
+    return records.layer(name, node.op_type, read, _tensors(made, args.get("output_type_shape")), found, origin)
 
 
 def _convolution(attributes: dict[str, Any], weight: Any, kind: str) -> dict[str, Any]:
-    kernel = list(weight.dims[2:])
-    rank = len(kernel)
-    pads = list(attributes.get("pads") or [0] * 2 * rank)
-    groups = int(attributes.get("group", 1))
-    return {
-        "Kernel": kernel,
-        "PrePadding": pads[:rank],
-        "PostPadding": pads[rank:],
-        "Stride": list(attributes.get("strides") or [1] * rank),
-        "Dilation": list(attributes.get("dilations") or [1] * rank),
-        "OutMaps": int(weight.dims[0] if kind == "Convolution" else weight.dims[1] * groups),
-        "Groups": groups,
-        "Weights": {"Type": "Float", "Count": int(np.prod(weight.dims))},
-    }
+    kernel, groups = list(weight.dims[2:]), int(attributes.get("group", 1))
+    pads, stride, dilation = (
+        list(attributes.get(attribute) or [usual] * count * len(kernel))
+        for attribute, usual, count in (("pads", 0, 2), ("strides", 1, 1), ("dilations", 1, 1))
+    )
+    filters = int(weight.dims[0] if kind == "Convolution" else weight.dims[1] * groups)
+    return records.convolution(kernel, pads, stride, dilation, filters, groups, _count(weight))
 
 
-def _tensor(name: str, kind: dict[str, list[int]]) -> dict[str, Any]:
-    dtype, dims = next(iter(kind.items()), ("", []))
-    label = _LABELS.get(dtype, dtype or "unknown")
-    return {"Name": name, "Location": "Host", "Dimensions": dims, "Format/Datatype": f"Row major linear {label}"}
+def _count(weight: Any) -> dict[str, Any]:
+    return {"Type": "Float", "Count": int(np.prod(weight.dims))}
+
+
+def _tensors(names: list[str], kinds: list[dict[str, list[int]]] | None) -> list[dict[str, Any]]:
+    """`kinds`: of each name its type and shape, as far as the profiler told them."""
+    known, found = dict(zip(names, kinds or [], strict=False)), []
+    for name in names:
+        dtype, dims = next(iter(known.get(name, {}).items()), ("", []))
+        text = f"Row major linear {records.LABELS.get(_NAMES.get(dtype, dtype), dtype or 'unknown')}"
+        found.append({"Name": name, "Location": "Host", "Dimensions": dims, "Format/Datatype": text})
+    return found

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutefuse.engines import plugins
+from cutefuse.engines import plugins, records
 from cutefuse.engines.artifacts import Artifacts
 from cutefuse.engines.options import BUILDER, Effort, one_of, say_idle, shapes_of
 from cutefuse.engines.options import options_of as given_options
@@ -27,7 +27,6 @@ from cutefuse.engines.pytorch.onnx_ops.fused import TIMED, FusedNode
 from cutefuse.engines.pytorch.onnx_ops.program import Program, Step
 from cutefuse.engines.pytorch.run import MODES, TorchEngine, time_interleaved_us
 from cutefuse.engines.pytorch.tiles import CHOICES, FIRST
-from cutefuse.engines.records import PARAMETER_TYPES, write_build, write_profile
 from cutefuse.errors import CutefuseError
 from cutefuse.output import make_folder, write_json
 from cutefuse.progress import spinner
@@ -36,9 +35,6 @@ from cutefuse.roofline.measure import measure_cpu
 _OPTIONS = ("--shapes", "--optShapes", "--iterations", "--duration", "--warmUp", "--mode", "--tiles", "--device",
             "--noTF32")  # fmt: skip
 _REFUSAL = "{name} means nothing to the PyTorch back end; allowed are {known}; leave it out"
-_LABELS = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16", torch.float64: "FP64",
-           torch.int8: "Int8", torch.uint8: "UInt8", torch.int32: "Int32", torch.int64: "Int64", torch.bool: "Bool",
-           torch.int16: "Int16", torch.float8_e4m3fn: "FP8", torch.float8_e5m2: "FP8"}  # fmt: skip
 _FORMAT = "cutefuse torch engine"
 
 
@@ -109,12 +105,11 @@ def _write_profile(engine: TorchEngine, model: Path, files: Artifacts, effort: E
         latencies, wall_s = effort.times(lambda: [t / 1000 for t in time_interleaved_us([engine], 5, 1.0)[0]])
         layers = engine.layers(min(max(effort.least, 5), 50))
     _write_graph(engine, model, files, layers)
-    used = ",".join(f"{name}={'x'.join(map(str, t.shape))}" for name, t in engine.inputs.items())
     graph = "Enabled" if engine.device.type == "cuda" else "Disabled"
     peaks = {"peaks": vars(measure_cpu())} if engine.device.type == "cpu" else {}
-    write_profile(
+    records.write_profile(
         files, {x.name: [t / 1000 for t in x.times_us] for x in layers if x.times_us}, latencies, wall_s,
-        {"Input inference shapes": used, "Engine": "PyTorch", "CUDA Graph": graph},
+        {"Input inference shapes": records.used_shapes(engine.inputs), "Engine": "PyTorch", "CUDA Graph": graph},
         1000 / statistics.median(latencies), device_information=_device(engine), backend="torch", **peaks,
     )  # fmt: skip
 
@@ -190,7 +185,7 @@ def _write_graph(engine: TorchEngine, model: Path, files: Artifacts, layers: Seq
     write_json(files.graph, {"Layers": [describe(program, layer) for layer in layers], "Bindings": bindings})
     precision = "as the model" + ("+TF32" * engine.settings.tf32)
     options = {"Mode": engine.settings.mode, "Precision": precision}
-    write_build(files, model, options, device_information=_device(engine), backend="torch")
+    records.write_build(files, model, options, device_information=_device(engine), backend="torch")
 
 
 # -------------------------------------------------------------------------------------------------- layers as JSON
@@ -203,19 +198,10 @@ def describe(program: Program, layer: Layer) -> dict[str, Any]:
     kept = [s for s in read if s in program.shapes or fused]  # weights are tensors of a plugin's layer alone
     own = set(map(id, layer.steps))
     outside = {s for step in program.steps if id(step) not in own for s in step.inputs} | set(program.outputs.values())
-    raw: dict[str, Any] = {
-        "Name": layer.name, "LayerType": _type(layer, single),
-        "Inputs": [_tensor(program, s) for s in kept],
-        "Outputs": [_tensor(program, s) for s in made if s in outside],
-    }  # fmt: skip
-    raw["ParameterType"] = PARAMETER_TYPES.get(raw["LayerType"], raw["LayerType"])
-    if single is not None:
-        raw |= _parameters(program, single)
-    raw |= _tactic(layer, single)
-    raw["StreamId"] = 0
+    inputs, outputs = ([_tensor(program, s) for s in slots] for slots in (kept, [s for s in made if s in outside]))
+    parameters = {**(_parameters(program, single) if single else {}), **_tactic(layer, single)}
     nodes = dict.fromkeys(n for step in layer.steps for n in step.nodes)
-    raw["Metadata"] = "\x1e".join(f"[ONNX Layer: {n}]" for n in nodes)
-    return raw
+    return records.layer(layer.name, _type(layer, single), inputs, outputs, parameters, nodes)
 
 
 def _tactic(layer: Layer, single: Step | None) -> dict[str, Any]:
@@ -247,13 +233,14 @@ def _parameters(program: Program, step: Step) -> dict[str, Any]:
         return {"PluginType": step.run.op_type, "PluginVersion": "1", "PluginNamespace": "cutefuse"}
     if isinstance(step.run, (Convolution, ConvolutionRelu)) and weights:
         conv = step.run if isinstance(step.run, Convolution) else step.run.inner
-        rank = len(conv.stride)
+        kernel, filters = list(weights[0].shape[2:]), weights[0].shape[0]
         return {
-            "Kernel": list(weights[0].shape[2:]), "PrePadding": conv.pads[:rank], "PostPadding": conv.pads[rank:],
-            "Stride": conv.stride, "Dilation": conv.dilation, "OutMaps": weights[0].shape[0], "Groups": conv.groups,
-            "Weights": _count(weights[0]), "HasBias": int(len(weights) > 1),
+            **records.convolution(
+                kernel, conv.pads, conv.stride, conv.dilation, filters, conv.groups, _count(weights[0])
+            ),
+            "HasBias": int(len(weights) > 1),
             "Activation": "RELU" if isinstance(step.run, ConvolutionRelu) else "NONE",
-        }  # fmt: skip
+        }
     if step.op_type in ("Gemm", "MatMul", "ConvTranspose") and weights:
         return {"Weights": _count(weights[0])}
     if "kernel_shape" in step.attrs:
@@ -262,12 +249,16 @@ def _parameters(program: Program, step: Step) -> dict[str, Any]:
 
 
 def _count(weight: Tensor) -> dict[str, Any]:
-    return {"Type": _LABELS.get(weight.dtype, "Float"), "Count": weight.numel()}
+    return {"Type": _label(weight, "Float"), "Count": weight.numel()}
+
+
+def _label(t: Tensor, usual: str = "unknown") -> str:
+    return records.LABELS.get(str(t.dtype).removeprefix("torch."), usual)
 
 
 def _tensor(program: Program, slot: str) -> dict[str, Any]:
     t = program.shapes[slot] if slot in program.shapes else program.constants[slot]
-    label, images = _LABELS.get(t.dtype, "unknown"), t.dim() == 4 and t.stride(1) == 1
+    label, images = _label(t), t.dim() == 4 and t.stride(1) == 1
     whole = " where channel % 8 == 0" if images and t.shape[1] % 8 == 0 else ""
     text = f"Channel major {label} format{whole}" if images else f"Row major linear {label}"
     name = program.tensors.get(slot, slot)

@@ -8,26 +8,16 @@ import onnx
 
 from cutefuse import kernels
 from cutefuse.engines.pytorch.lock import alone
-from cutefuse.engines.pytorch.tile_times import Repeated, TileTimer, in_turns
+from cutefuse.engines.pytorch.tile_times import Repeated, TileTimer, gpu_torch, in_turns
 from cutefuse.errors import CutefuseError
 
 
 def gpu_timer() -> GpuTimer:
     """The timer of this machine's first GPU. Raises CutefuseError, in one sentence, where there is none."""
-    try:
-        import torch
-    except ImportError:
-        raise CutefuseError(
-            "tuning takes times on a GPU through PyTorch, which is not installed; pip install cutefuse[torch], or "
-            "leave --tune out"
-        ) from None
-    if not torch.cuda.is_available():
-        raise CutefuseError(
-            "tuning takes times on a GPU, and PyTorch sees none here; run it on the machine that will run the model, "
-            "or leave --tune out"
-        )
-    major, minor = torch.cuda.get_device_capability()
-    if reason := kernels.reject_device(10 * major + minor):
+    gpu_torch("tuning", "leave --tune out")
+    from cutefuse.torch.launch import sm_of
+
+    if reason := kernels.reject_device(sm_of()):
         raise CutefuseError(f"{reason}; leave --tune out")
     return GpuTimer()
 

@@ -7,23 +7,21 @@ kernels are laid side by side. A compiled program has other kernels: there Induc
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from cutefuse.engines.pytorch.onnx_ops.fused import FusedNode
-from cutefuse.engines.pytorch.onnx_ops.program import Program, Step
+from cutefuse.engines.pytorch.onnx_ops.program import Step
 
-_REGION = "cutefuse step "
+REGION = "cutefuse step "  # a step of the program runs in a region of this name, its number behind it
 _OURS = "cutefuse::"  # in the names of our kernels
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
@@ -69,9 +67,9 @@ def read_trace(trace: dict[str, Any]) -> list[Kernel]:
     found: list[dict[str, Any]] = []
     for event in trace.get("traceEvents", []):
         kind, args = event.get("cat"), event.get("args", {})
-        if kind == "user_annotation" and event["name"].startswith(_REGION):
+        if kind == "user_annotation" and event["name"].startswith(REGION):
             start = float(event["ts"])
-            regions[event.get("tid")].append((start, start + event["dur"], int(event["name"][len(_REGION) :])))
+            regions[event.get("tid")].append((start, start + event["dur"], int(event["name"][len(REGION) :])))
         elif kind in _LAUNCHES and "correlation" in args:
             launches[args["correlation"]] = float(event["ts"]), event.get("tid")
         elif kind in _ON_GPU:
@@ -99,56 +97,6 @@ def replays(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
     for kernel in kernels:
         groups[kernel.launch].append(kernel)
     return list(groups.values())
-
-
-class Timed(Protocol):
-    """What is measured: a program on a device, run whole, outside of its CUDA graph, or step by step."""
-
-    program: Program
-    device: torch.device
-    settings: Any  # its `mode` is that of run.Settings
-    kernel_sources: list[KernelSource]
-
-    def run(self) -> tuple[torch.Tensor, ...]: ...
-
-    def run_outside_graph(self) -> tuple[torch.Tensor, ...]: ...
-
-    def run_steps(self, around: Callable[[int], contextlib.AbstractContextManager[Any]]) -> None: ...
-
-
-def measure(engine: Timed, runs: int) -> list[Layer]:
-    """The layers of an engine, each with its time in each of `runs` inferences."""
-    steps = engine.program.steps
-    if engine.device.type != "cuda":
-        return _on_cpu(engine, runs)
-    whole = _runs(engine, runs)
-    if engine.settings.mode == "compile":
-        return compiled_layers(steps, engine.kernel_sources, whole)
-
-    def once() -> None:
-        engine.run_steps(lambda i: torch.profiler.record_function(f"{_REGION}{i}"))
-
-    by_step = _profiled(once)
-    names = [k.name for k in by_step]
-    if any([k.name for k in run] != names for run in whole):
-        # Other kernels inside the graph: the times outside of it are the best there are.
-        whole = [by_step, *(_profiled(once) for _ in range(3))]
-    return step_layers(steps, by_step, whole)
-
-
-def _runs(engine: Timed, runs: int) -> list[list[Kernel]]:
-    """The kernels of each of `runs` inferences: of graph replays, or of plain calls where a trace does not show what is
-    inside of a graph."""
-
-    def replay() -> None:
-        for _ in range(runs):
-            engine.run()
-
-    for _ in range(2):  # the first trace of a process may lack its first kernels
-        found = replays(_profiled(replay))
-        if len(found) == runs and len({len(run) for run in found}) == 1:
-            return found
-    return [_profiled(engine.run_outside_graph) for _ in range(3)]
 
 
 def step_layers(steps: Sequence[Step], by_step: Sequence[Kernel], runs: Sequence[Sequence[Kernel]]) -> list[Layer]:
@@ -283,7 +231,7 @@ def kernel_sources(code: str) -> list[KernelSource]:
     return found
 
 
-def _profiled(work: Any) -> list[Kernel]:
+def profiled(work: Callable[[], Any]) -> list[Kernel]:
     """The kernels of some work on the GPU."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -295,18 +243,3 @@ def _profiled(work: Any) -> list[Kernel]:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         return read_trace(json.loads(path.read_text(encoding="utf-8")))
-
-
-def _on_cpu(engine: Timed, runs: int) -> list[Layer]:
-    """Times of the steps on the CPU, the only times that a compiled program shows."""
-    layers = [Layer(step.name, [step], ["CPU"]) for step in engine.program.steps]
-
-    @contextlib.contextmanager
-    def timed(i: int) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        layers[i].times_us.append((time.perf_counter() - begin) * 1e6)
-
-    for _ in range(runs):
-        engine.run_steps(timed)
-    return layers

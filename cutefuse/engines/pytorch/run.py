@@ -173,11 +173,54 @@ class TorchEngine:
     def layers(self, runs: int = 20) -> list[Layer]:
         """What the engine runs, in order, with the time of each layer in each of `runs` inferences."""
         with self._rules(), torch.no_grad():
-            return torch_layers.measure(self, runs)
+            return self._layers(runs) if self.device.type == "cuda" else self._layers_on_cpu(runs)
 
     def layer_times_us(self, runs: int = 20) -> dict[str, float]:
         """Layer name -> median time of its kernels in microseconds; layers without a kernel are left out."""
         return {layer.name: statistics.median(layer.times_us) for layer in self.layers(runs) if layer.times_us}
+
+    def _layers(self, runs: int) -> list[Layer]:
+        steps, whole = self.program.steps, self._profiled(runs)
+        if self.settings.mode == "compile":
+            return torch_layers.compiled_layers(steps, self.kernel_sources, whole)
+
+        def once() -> None:
+            self.run_steps(lambda i: torch.profiler.record_function(f"{torch_layers.REGION}{i}"))
+
+        by_step = torch_layers.profiled(once)
+        names = [k.name for k in by_step]
+        if any([k.name for k in run] != names for run in whole):
+            # Other kernels inside the graph: the times outside of it are the best there are.
+            whole = [by_step, *(torch_layers.profiled(once) for _ in range(3))]
+        return torch_layers.step_layers(steps, by_step, whole)
+
+    def _profiled(self, runs: int) -> list[list[torch_layers.Kernel]]:
+        """The kernels of each of `runs` inferences: of graph replays, or of plain calls where a trace does not show
+        what is inside of a graph."""
+
+        def replay() -> None:
+            for _ in range(runs):
+                self.run()
+
+        for _ in range(2):  # the first trace of a process may lack its first kernels
+            found = torch_layers.replays(torch_layers.profiled(replay))
+            if len(found) == runs and len({len(run) for run in found}) == 1:
+                return found
+        return [torch_layers.profiled(self.run_outside_graph) for _ in range(3)]
+
+    def _layers_on_cpu(self, runs: int) -> list[Layer]:
+        """The steps with their times, the only times that a compiled program shows."""
+        layers = [Layer(step.name, [step], ["CPU"]) for step in self.program.steps]
+
+        @contextlib.contextmanager
+        def timed(i: int) -> Iterator[None]:
+            begin = time.perf_counter()
+            yield
+            layers[i].times_us.append((time.perf_counter() - begin) * 1e6)
+
+        for _ in range(runs):
+            self.run_steps(timed)
+        return layers
 
     # ------------------------------------------------------------------------------------------------------ building
     @contextlib.contextmanager

@@ -161,6 +161,22 @@ def in_turns(graphs: Mapping[int, Repeated], rounds: int) -> dict[int, float]:
     return dict(zip(graphs, map(statistics.median, times), strict=True))
 
 
+def gpu_torch(what: str, otherwise: str) -> Any:
+    """PyTorch, for something that needs a GPU. Raises CutefuseError where it is missing, or sees none."""
+    try:
+        import torch
+    except ImportError:
+        raise CutefuseError(
+            f"{what} needs PyTorch, which is not installed; run `pip install torch`, or {otherwise}"
+        ) from None
+    if not torch.cuda.is_available():
+        raise CutefuseError(
+            f"{what} needs a GPU, and PyTorch sees none here; run it on the machine that will run the model, or "
+            f"{otherwise}"
+        )
+    return torch
+
+
 @functools.cache
 def _driver() -> str:
     """The version of the driver, "" where it does not tell."""

@@ -24,10 +24,7 @@ CHOICES = (TIMED, FIRST)
 
 
 def choose_tiles(
-    program: Program,
-    tiles: Mapping[str, int] | str,
-    known: Collection[str],
-    tuner: TileTuner | None = None,
+    program: Program, tiles: Mapping[str, int] | str, known: Collection[str], tuner: TileTuner | None = None
 ) -> None:
     """Give every fused node of a program its tile.
 

@@ -48,13 +48,8 @@ class Log:
         self.lines = [f"[TensorRT v{trt.__version__}] Python API"]
         if sink:
             sink.write(self.text)
-        letters = {
-            trt.ILogger.Severity.INTERNAL_ERROR: "F",
-            trt.ILogger.Severity.ERROR: "E",
-            trt.ILogger.Severity.WARNING: "W",
-            trt.ILogger.Severity.INFO: "I",
-            trt.ILogger.Severity.VERBOSE: "V",
-        }
+        named = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "VERBOSE": "V"}
+        letters = {getattr(trt.ILogger.Severity, name): letter for name, letter in named.items()}
 
         class Logger(trt.ILogger):
             def __init__(self) -> None:

@@ -169,10 +169,14 @@ def _command(trtexec: Trtexec, own: list[str], options: list[str]) -> list[str]:
     return [trtexec.path, *kept, *(o for o in options if o not in own)]
 
 
-def run(command: list[str], log: Path, timeout_s: float | None, title: str, name: str = "trtexec", **where: Any) -> str:
+def run(
+    command: list[str], log: Path, timeout_s: float | None, title: str, name: str = "trtexec",
+    makes: Path | None = None, **where: Any,
+) -> str:  # fmt: skip
     """Run trtexec, write its output to `log`, return the text; no progress is shown without a title.
 
-    `name`: of another program that builds; `where`: its folder (cwd) and environment (env).
+    `name`: of another program that builds; `makes`: a file that it has to write; `where`: its folder (cwd) and
+    environment (env).
     A failure keeps the log and raises CutefuseError.
     On timeout, Ctrl-C or SIGTERM the whole process group is ended: trtexec leaves no orphan on the GPU.
     """
@@ -200,6 +204,8 @@ def run(command: list[str], log: Path, timeout_s: float | None, title: str, name
     if code:
         reason = f"was killed by signal {-code}" if code < 0 else f"failed with exit code {code}"
         raise CutefuseError(f"{name} {reason}: {log_errors(text)}; the whole log is {log}")
+    if makes and not makes.is_file():
+        raise CutefuseError(f"{name} ended well but wrote no {makes.name}; see {log}")
     return text
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cutefuse import kernels
+from cutefuse.engines.pytorch.tile_times import gpu_torch
 from cutefuse.errors import CutefuseError
 from cutefuse.operators import operators
 
@@ -69,15 +70,7 @@ def _sizes(text: str, known: Mapping[str, Any]) -> dict[str, int | list[int]]:
 
 def torch_with_gpu() -> Any:
     """PyTorch, for device memory. Raises CutefuseError where it is missing or sees no GPU."""
-    try:
-        import torch
-    except ImportError:
-        raise CutefuseError(
-            "profiling our kernels needs PyTorch for device memory; install it, or use --command"
-        ) from None
-    if not torch.cuda.is_available():
-        raise CutefuseError("no CUDA device was found; run on a machine with a GPU")
-    return torch
+    return gpu_torch("profiling our kernels", "use --command")
 
 
 def launcher(problem: Problem, config: int) -> Callable[[], None]:

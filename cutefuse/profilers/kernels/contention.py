@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import select
 import shlex
 import statistics
 import subprocess
@@ -150,13 +151,9 @@ def _process(load: Load) -> Iterator[_Around]:
 
 def _wait(child: subprocess.Popen[bytes]) -> None:
     """Until a load of ours says that it runs, or has ended."""
-    import selectors
-
     assert child.stdout is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ)
-        if not selector.select(_START_S):
-            raise CutefuseError(f"the load did not start within {_START_S:g} s; is the GPU's memory full?")
+    if not select.select([child.stdout], [], [], _START_S)[0]:
+        raise CutefuseError(f"the load did not start within {_START_S:g} s; is the GPU's memory full?")
     if not child.stdout.readline():
         child.wait(timeout=10)
 

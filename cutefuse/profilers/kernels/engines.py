@@ -100,7 +100,7 @@ def with_layers(found: Target, outdir: Path, inferences: int) -> Target:
     """The same target with the engine's layers and their times; the engine is profiled where they are not there."""
     if found.layers is not None and found.layers.profiled:
         return found
-    build.profile(found.path, outdir, ["--duration=0.5"], "torch" if of_torch(found.path) else "auto")
+    build.profile(found.path, outdir, ["--duration=0.5"], build.How("torch" if of_torch(found.path) else "auto"))
     return target(found.path, outdir, inferences, None)
 
 

@@ -101,7 +101,7 @@ def read_csv(text: str, where: str) -> list[Launch]:
         problem = reason(text) if "ERROR" in text else "it has no column 'Kernel Name'"
         raise CutefuseError(f"{where} is no result of ncu --csv --page raw: {problem}")
     nvtx = next((title for title in header if _NVTX in title), "")
-    known = {name for metric in METRICS for name in metric.names}
+    known = dict.fromkeys(name for metric in METRICS for name in metric.names)  # in the order of the panels
     found = []
     for row in rows[1:]:
         record = dict(zip(header, row, strict=False))

@@ -57,35 +57,25 @@ class Event:
         return self.end_us - self.start_us
 
 
+# field of an Event -> what torch.profiler calls it
+_FIELDS = {
+    "shapes": "input_shapes", "device_us": "device_time_total", "self_device_us": "self_device_time_total",
+    "self_cpu_us": "self_cpu_time_total", "thread": "thread", "cpu_bytes": "cpu_memory_usage",
+    "self_cpu_bytes": "self_cpu_memory_usage", "device_bytes": "device_memory_usage",
+    "self_device_bytes": "self_device_memory_usage", "sequence": "sequence_nr", "forward_thread": "fwd_thread",
+}  # fmt: skip
+
+
 def events_of(found: Any) -> list[Event]:
     """torch.profiler's host events; a field that one does not have counts as its default."""
     host = [e for e in found if "CPU" in str(getattr(e, "device_type", "CPU")).upper()]
     index = {id(e): i for i, e in enumerate(host)}
-
-    def number(e: Any, name: str, default: float = 0.0) -> float:
-        value = getattr(e, name, None)
-        return float(default if value is None else value)
-
-    return [
-        Event(
-            name=str(e.name),
-            start_us=float(e.time_range.start),
-            end_us=float(e.time_range.end),
-            device_us=number(e, "device_time_total"),
-            self_device_us=number(e, "self_device_time_total"),
-            self_cpu_us=number(e, "self_cpu_time_total"),
-            shapes=list(getattr(e, "input_shapes", None) or []),
-            parent=index.get(id(getattr(e, "cpu_parent", None)), -1),
-            thread=int(number(e, "thread")),
-            cpu_bytes=int(number(e, "cpu_memory_usage")),
-            self_cpu_bytes=int(number(e, "self_cpu_memory_usage")),
-            device_bytes=int(number(e, "device_memory_usage")),
-            self_device_bytes=int(number(e, "self_device_memory_usage")),
-            sequence=int(number(e, "sequence_nr", -1)),
-            forward_thread=int(number(e, "fwd_thread", -1)),
-        )
-        for e in host
-    ]
+    events = []
+    for e in host:
+        known = {field: value for field, name in _FIELDS.items() if (value := getattr(e, name, None)) is not None}
+        parent = index.get(id(getattr(e, "cpu_parent", None)), -1)
+        events.append(Event(str(e.name), float(e.time_range.start), float(e.time_range.end), parent=parent, **known))
+    return events
 
 
 def on_device(events: Sequence[Event]) -> bool:

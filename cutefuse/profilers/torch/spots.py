@@ -65,12 +65,11 @@ def hot_spots(events: Sequence[Event], iterations: int) -> list[HotSpot]:
     spots = []
     for (operator, where), costs in found.items():
         whole, gone = (sum(c[i] for c in costs) / iterations for i in (0, 1))
-        text = {"ConcatConv": "torch.cat copies every source before the convolution reads it back"}.get(
-            operator,
-            "one kernel can read and write the rows once"
-            if gone
-            else "already one kernel; ours also adds the residual",
+        text = (
+            "one kernel can read and write the rows once" if gone else "already one kernel; ours also adds the residual"
         )
+        if operator == "ConcatConv":
+            text = "torch.cat copies every source before the convolution reads it back"
         spots.append(HotSpot(operator, where, whole, gone, round(len(costs) / iterations), text))
     return sorted(spots, key=lambda s: (-s.removable_us, -s.time_us))
 
@@ -84,9 +83,8 @@ def _sequence(events: Sequence[Event]) -> list[Event]:
 def _reads(conv: Event, cat: Event) -> bool:
     """Whether the convolution's channels are those of the concatenation, as far as shapes were recorded."""
     shape = conv.shapes[0] if conv.shapes and isinstance(conv.shapes[0], list) else None
-    sources = (
-        [s for s in cat.shapes[0] if isinstance(s, list)] if cat.shapes and isinstance(cat.shapes[0], list) else []
-    )
+    given = cat.shapes[0] if cat.shapes and isinstance(cat.shapes[0], list) else []
+    sources = [s for s in given if isinstance(s, list)]
     if not shape or len(shape) < 3 or not sources or any(len(s) < 2 for s in sources):
         return True
     return sum(int(s[1]) for s in sources) == int(shape[1])

@@ -40,13 +40,8 @@ def module_table(title: str, rows: Sequence[Row], limit: int, device: bool, back
 
 def compared_table(rows: Sequence[Row], device: bool) -> str:
     where, memory = ("CUDA", "device_bytes") if device else ("CPU", "cpu_bytes")
-    columns: list[_Column] = [
-        ("calls", "calls", 1),
-        ("before us", "before_us", 1),
-        ("after us", "after_us", 1),
-    ]
-    columns += [("ratio", "ratio", 1)]
-    columns += [("MiB before", f"before_{memory}", _MIB), ("after", f"after_{memory}", _MIB)]
+    columns: list[_Column] = [("calls", "calls", 1), ("before us", "before_us", 1), ("after us", "after_us", 1)]
+    columns += [("ratio", "ratio", 1), ("MiB before", f"before_{memory}", _MIB), ("after", f"after_{memory}", _MIB)]
     return _table(f"class, {where} time before and after", rows, columns)
 
 

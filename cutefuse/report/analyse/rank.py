@@ -260,11 +260,9 @@ def profile_of(profile_dir: Path, onnx_path: Path) -> Engine:
 
 def engine_peaks(engine: Engine) -> Peaks | None:
     """Peaks of the device of a profile: measured ones that the profile carries, else the table's."""
-    return (
-        peaks_from(engine.peaks, str(engine.files.get("profile_metadata")))
-        if engine.peaks
-        else by_device(engine.device)
-    )
+    if engine.peaks:
+        return peaks_from(engine.peaks, str(engine.files.get("profile_metadata")))
+    return by_device(engine.device)
 
 
 def peaks_of(choice: str, engine: Engine) -> Peaks | None:

@@ -17,11 +17,11 @@ from cutefuse.graph.body import TILE
 from cutefuse.operators import operators
 from cutefuse.operators.conv_form import GROUP
 from cutefuse.operators.function import body_for, call_of
+from cutefuse.torch.launch import sm_of
 from cutefuse.torch.pixels import ALIGNMENT, as_given, as_pixels, empty_pixels, fusible, laid_out, padded, widened
 
 DOMAIN = "cutefuse"
-NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16", torch.int8: "int8",
-         torch.int32: "int32", torch.float8_e4m3fn: "float8_e4m3fn"}  # fmt: skip
+NAMES = {getattr(torch, name): name for name in kernels.TYPES}
 # No attributes of the operator: how TensorRT finds the plugin, and what a depthwise node has for its body.
 _OTHERS = ("plugin_version", "plugin_namespace", GROUP)
 _count = itertools.count()
@@ -58,7 +58,7 @@ class FusedNode:
         self.tile_from = GUESS
         self.tiles_us: Mapping[int, float] = {}
         self.workspace: Tensor | None = None
-        self._plans: dict[tuple[int, ...], kernels.Plan] = {}  # by the pixel strides of the operands
+        self._bound: dict[tuple[int, ...], kernels.Bound] = {}  # by the pixel strides of the operands
         self.handle = next(_count)
         _nodes[self.handle] = self
 
@@ -107,8 +107,8 @@ class FusedNode:
     @property
     def tile(self) -> int:
         """The id of the tile that the node runs: as it was planned, or will be."""
-        planned = next(iter(self._plans.values()), None)
-        return planned.config if planned else self.config or next(iter(self.tiles()), 0)
+        bound = next(iter(self._bound.values()), None)
+        return bound.plan.config if bound else self.config or next(iter(self.tiles()), 0)
 
     @property
     def tile_name(self) -> str:
@@ -156,11 +156,10 @@ class FusedNode:
         made = [self._empty(t, xs[0].device) for t in self.outputs]
         pixels = (*(p for _, p in read), *(self._pixel(t, len(xs)) for t in made))
         size, address = (0, 0) if self.workspace is None else (self.workspace.numel(), self.workspace.data_ptr())
-        if pixels not in self._plans:
-            self._plans[pixels] = kernels.Plan(self.call(pixels, size, _sm(), _sm_count()))
-        inputs, outputs = (kernels.addresses([t.data_ptr() for t in ts]) for ts in ([t for t, _ in read], made))
-        stream = torch.cuda.current_stream(xs[0].device).cuda_stream
-        self._plans[pixels].run(inputs, outputs, address, size, stream)
+        if pixels not in self._bound:
+            self._bound[pixels] = kernels.Bound(kernels.Plan(self.call(pixels, size, _sm(), _sm_count())))
+        operands = [t.data_ptr() for t in (*(t for t, _ in read), *made)]
+        self._bound[pixels].bind(operands, address, size)(torch.cuda.current_stream(xs[0].device).cuda_stream)
         return made
 
     def _pixel(self, t: Tensor, i: int) -> int:
@@ -169,10 +168,7 @@ class FusedNode:
 
 
 def _sm() -> int:
-    if not torch.cuda.is_available():
-        return 0
-    major, minor = torch.cuda.get_device_capability()
-    return major * 10 + minor
+    return sm_of() if torch.cuda.is_available() else 0
 
 
 def _sm_count() -> int:

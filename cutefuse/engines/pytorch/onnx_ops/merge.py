@@ -7,6 +7,7 @@ from collections import Counter
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from cutefuse.engines.pytorch.onnx_ops.convolution import Convolution, ConvolutionRelu
 from cutefuse.engines.pytorch.onnx_ops.program import Program, Step
@@ -42,16 +43,15 @@ def _fold_norms(program: Program) -> None:
         slots = [*conv.inputs[1:], *step.inputs[1:]]
         if any(s is not None and s not in program.constants for s in slots):
             continue
-        w, *bias = (None if s is None else program.constants[s] for s in conv.inputs[1:])
+        w, *bias = (None if s is None else program.constants[s].double() for s in conv.inputs[1:])
         gamma, beta, mean, variance = (program.constants[str(s)].double() for s in step.inputs[1:])
         assert w is not None
-        factor = gamma / torch.sqrt(variance + step.attrs.get("epsilon", 1e-5))
-        shift = (bias[0].double() if bias and bias[0] is not None else 0.0) - mean
-        folded = (w.double() * factor.reshape(-1, *[1] * (w.dim() - 1))).to(w.dtype)
+        epsilon, dtype = step.attrs.get("epsilon", 1e-5), program.constants[str(conv.inputs[1])].dtype
+        folded, shift = fuse_conv_bn_weights(w, next(iter(bias), None), mean, variance, epsilon, gamma, beta)
         names = [f"{step.outputs[0]}w", f"{step.outputs[0]}b"]
         layout = torch.channels_last if w.dim() == 4 else torch.contiguous_format
-        program.constants[names[0]] = folded.contiguous(memory_format=layout)
-        program.constants[names[1]] = (shift * factor + beta).to(w.dtype)
+        program.constants[names[0]] = folded.detach().to(dtype).contiguous(memory_format=layout)
+        program.constants[names[1]] = shift.detach().to(dtype)
         conv.inputs = [conv.inputs[0], *names]
         _join(conv, step)
         gone.add(id(step))
@@ -99,12 +99,7 @@ def _relu(program: Program) -> None:
             program.constants[zeros] = torch.zeros(conv.run.filters, dtype=program.shapes[str(conv.inputs[0])].dtype)
             conv.inputs = [*conv.inputs, zeros]
         inputs = [*conv.inputs, *([z] if z else [])]
-        step.run, step.inputs, step.op_type, step.attrs = (
-            ConvolutionRelu(conv.run),
-            inputs,
-            "Conv",
-            conv.attrs,
-        )
+        step.run, step.inputs, step.op_type, step.attrs = ConvolutionRelu(conv.run), inputs, "Conv", conv.attrs
         parts = [conv, before] if z else [conv]
         step.name = " + ".join([*(p.name for p in parts), step.name])
         step.nodes = [n for p in (*parts, step) for n in p.nodes]

@@ -17,14 +17,11 @@ from cutefuse.errors import CutefuseError
 Run = Callable[..., Any]
 Build = Callable[["Node"], Run | Tensor]
 
-DTYPES: dict[int, torch.dtype] = {
-    onnx.TensorProto.FLOAT: torch.float32, onnx.TensorProto.DOUBLE: torch.float64,
-    onnx.TensorProto.FLOAT16: torch.float16, onnx.TensorProto.BFLOAT16: torch.bfloat16,
-    onnx.TensorProto.INT8: torch.int8, onnx.TensorProto.INT16: torch.int16,
-    onnx.TensorProto.INT32: torch.int32, onnx.TensorProto.INT64: torch.int64,
-    onnx.TensorProto.UINT8: torch.uint8, onnx.TensorProto.BOOL: torch.bool,
-    onnx.TensorProto.FLOAT8E4M3FN: torch.float8_e4m3fn, onnx.TensorProto.FLOAT8E5M2: torch.float8_e5m2,
-}  # fmt: skip
+_HELD = "FLOAT DOUBLE FLOAT16 BFLOAT16 FLOAT8E4M3FN FLOAT8E5M2 INT8 INT16 INT32 INT64 UINT8 BOOL"
+DTYPES: dict[int, torch.dtype] = {  # NumPy and PyTorch name their types alike
+    number: getattr(torch, onnx.helper.tensor_dtype_to_np_dtype(number).name)
+    for number in map(onnx.TensorProto.DataType.Value, _HELD.split())
+}
 
 
 class UnsupportedError(CutefuseError):

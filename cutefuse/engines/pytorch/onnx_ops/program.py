@@ -20,7 +20,7 @@ from cutefuse import kernels
 from cutefuse.engines.pytorch.onnx_ops.fused import DOMAIN, GIVEN, GUESS, FusedNode, body_of, whole_pixels
 from cutefuse.engines.pytorch.onnx_ops.node import TABLE, Node, Run, UnsupportedError, dtype_of
 from cutefuse.engines.pytorch.onnx_ops.shapes import tensor_of
-from cutefuse.errors import CutefuseError
+from cutefuse.errors import CutefuseError, first_line
 from cutefuse.operators.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
 from cutefuse.torch.pixels import is_narrow
 
@@ -245,9 +245,9 @@ class _Loader:
         except CutefuseError:
             raise
         except Exception as error:  # a model that breaks its operator's rules fails inside of PyTorch
-            text = " ".join(str(error).split("\n")[0].split())[:200]
             shapes_text = ", ".join("-" if t is None else str(list(t.shape)) for t in node.inputs)
-            raise node.refuse(f"it cannot be computed from inputs {shapes_text} ({text}); repair the model") from None
+            why = first_line(error, 200)
+            raise node.refuse(f"it cannot be computed from inputs {shapes_text} ({why}); repair the model") from None
         for i, value in enumerate(inputs):
             if i in entry.filters and value is not None and value.known and value.tensor.dim() == 4:
                 value.tensor = value.tensor.contiguous(memory_format=torch.channels_last)

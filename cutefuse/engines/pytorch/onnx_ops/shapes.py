@@ -113,14 +113,10 @@ def squeeze(node: Node) -> Run:
 def unsqueeze(node: Node) -> Run:
     given = node.ints(1) if node.opset >= 13 else list(node.attr("axes", []))
     rank = node.rank(0) + len(given)
-    axes = sorted(node.axis(a, rank) for a in given)
-
-    def run(x: Tensor) -> Tensor:
-        for axis in axes:
-            x = x.unsqueeze(axis)
-        return x
-
-    return run
+    shape = node.shape(0)
+    for axis in sorted(node.axis(a, rank) for a in given):
+        shape.insert(axis, 1)
+    return lambda x: x.reshape(shape)
 
 
 @operator("Transpose")
@@ -161,27 +157,18 @@ def slice_of(node: Node) -> Run:
     else:
         starts, ends = list(node.attr("starts", [])), list(node.attr("ends", []))
         axes, steps = list(node.attr("axes", range(len(starts)))), [1] * len(starts)
-    cuts: list[tuple[int, int, int, int, bool]] = []
+    cuts, backwards = [slice(None)] * len(shape), list[int]()
     for start, end, given, step in zip(starts, ends, axes, steps, strict=True):
         axis = node.axis(given, len(shape))
         if step == 0:
             raise node.refuse("its step is 0; repair the model")
         taken = range(shape[axis])[slice(start, end, step)]
-        first = (taken[0] if step > 0 else taken[-1]) if len(taken) else 0
-        length = abs(taken[-1] - taken[0]) + 1 if len(taken) else 0
-        if (first, length, step) != (0, shape[axis], 1):
-            cuts.append((axis, first, length, abs(step), step < 0))
-
-    def run(x: Tensor) -> Tensor:
-        for axis, first, length, step, backwards in cuts:
-            x = x.narrow(axis, first, length)
-            if backwards:
-                x = x.flip(axis)
-            if step > 1:
-                x = x[(slice(None),) * axis + (slice(None, None, step),)]
-        return x
-
-    return run
+        if step < 0:  # PyTorch has no such step: what is taken forwards is turned round
+            taken = taken[::-1]
+            backwards.append(axis)
+        cuts[axis] = slice(taken.start, taken.stop, taken.step) if taken else slice(0, 0)
+    index = tuple(cuts)
+    return lambda x: x[index].flip(backwards) if backwards else x[index]
 
 
 @operator("Pad", host=(1, 2, 3))
