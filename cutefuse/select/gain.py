@@ -11,6 +11,7 @@ from typing import Any
 from onnx import NodeProto
 
 from cutefuse import kernels
+from cutefuse.graph.numbers import ELEMENT_BYTES
 from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import Call
 from cutefuse.match.answer import Joined, Match
@@ -22,7 +23,7 @@ from cutefuse.operators.conv_math import Geometry
 from cutefuse.select import times
 from cutefuse.select.compiled import Kernel, Record
 from cutefuse.select.price import MODELLED, Price
-from cutefuse.select.times import ELEMENT_BYTES, Convolution, Device, convolution_us, fused_us
+from cutefuse.select.times import Convolution, Device, convolution_us, fused_us
 from cutefuse.select.wiring import (
     CONVOLUTIONS,
     ELEMENTWISE,

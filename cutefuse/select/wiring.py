@@ -13,11 +13,12 @@ from typing import ClassVar
 from onnx import NodeProto
 
 from cutefuse.graph.clean import has_no_effect
+from cutefuse.graph.numbers import ELEMENT_BYTES
 from cutefuse.graph.read import Graph, attribute
 from cutefuse.match.answer import Match
 from cutefuse.match.conv.image import IMAGE
 from cutefuse.select.tally import Tally
-from cutefuse.select.times import ELEMENT_BYTES, NORM_US, Convolution, Device, device_of
+from cutefuse.select.times import NORM_US, Convolution, Device, device_of
 
 RANGES = ("Split", "Slice")
 ENLARGED = ("Resize", "Upsample")

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import NodeProto
 
 from cutefuse import kernels
+from cutefuse.graph.numbers import ELEMENT_BYTES
 from cutefuse.graph.read import Graph, attribute
 from cutefuse.kernels import Call
 from cutefuse.match import before as views
@@ -29,7 +30,7 @@ from cutefuse.match.pre_activation import PreActivation, fronts, grouped, pre_ac
 from cutefuse.match.quant.read import is_quantised
 from cutefuse.match.sizes import shape_of
 from cutefuse.operators import concat_conv, conv_form, conv_math
-from cutefuse.operators.conv_call import ELEMENT_BYTES, make_call, sources_of
+from cutefuse.operators.conv_call import make_call, sources_of
 from cutefuse.operators.conv_form import Form, Source, most_outputs, most_sources
 from cutefuse.operators.layouts import HWC8, NHWC
 
