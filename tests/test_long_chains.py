@@ -117,3 +117,23 @@ def test_a_tally_counts_as_a_counter_does(seed: int) -> None:
     for tally, counter in pairs:
         assert [tally[k] for k in range(61)] == [counter[k] for k in range(61)]
         assert [k in tally for k in range(61)] == [counter[k] > 0 for k in range(61)]
+
+
+def test_what_stands_behind_a_tensor_is_told_once_whatever_the_number_of_ways() -> None:
+    body = helper.make_graph(
+        [helper.make_node("Neg", ["seen"], ["r"])], "body", [], [helper.make_empty_tensor_value_info("r")]
+    )
+    nodes = [helper.make_node("Add", [f"x{i}", f"x{i}"], [f"x{i + 1}"]) for i in range(64)]  # 2 ** 64 ways
+    nodes += [
+        helper.make_node("If", ["x64"], ["y"], then_branch=body, else_branch=body),
+        helper.make_node("Neg", ["y"], ["z"]),
+    ]
+    ends = [
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, []) for n in names] for names in (("x0", "seen", "u"), "y")
+    ]
+    found = Graph(helper.make_model(helper.make_graph(nodes, "ladder", *ends)), Path())
+    behind = list(found.behind(["y"]))
+    assert len(behind) == len(set(behind)) and {"y", "seen", *(f"x{i}" for i in range(65))} <= set(behind)
+    assert not {"z", "u"} & set(behind) and not list(found.behind([]))
+    assert found.depends("y", "seen") and found.depends("x0", "x0") and not found.depends("x0", "y")
+    assert found.reaching_outputs() == {id(n) for n in found.nodes[:-1]}

@@ -195,8 +195,8 @@ def test_verify_runs_where_it_is_asked_for_and_finds_a_wrong_model(asked: bool, 
 
 
 def test_the_report_has_the_fields_of_patch_json_in_their_order(tmp_path: Path) -> None:
-    report = report_of(state_of(TWO, tmp_path, PLANNED)).as_json
+    report = report_of(state_of(TWO, tmp_path, PLANNED))
     assert list(report)[:5] == ["schema", "tool", "input", "output", "opset"] and "compiled" not in report
-    told = report_of(state_of(TWO, tmp_path, PLANNED, compiler_said={"note": "not asked"})).as_json
+    told = report_of(state_of(TWO, tmp_path, PLANNED, compiler_said={"note": "not asked"}))
     assert told["compiled"] == {"note": "not asked"} and report["conversion"] is None
     assert [s["status"] for s in report["sites"]] == [FUSED, FUSED] and report["summary"]["fused"] == 2

@@ -1,4 +1,5 @@
-"""The number types that tensors are quantised to: how values are rounded to them, and how far their neighbours are."""
+"""How wide number types are; of those that tensors are quantised to, how values are rounded to them, and how far their
+neighbours are."""
 
 from __future__ import annotations
 
@@ -44,3 +45,7 @@ class Number:
 INT8 = Number("int8", "int8", -128.0, 127.0, opset=13, ir_version=3)
 FLOAT8 = Number("float8_e4m3fn", "float8", -448.0, 448.0, opset=19, ir_version=9, mantissa=3)
 NUMBERS = {n.name: n for n in (INT8, FLOAT8)}
+ELEMENT_BYTES = {
+    "float32": 4, "float16": 2, "bfloat16": 2, INT8.name: 1, FLOAT8.name: 1, "int32": 4, "int64": 8, "float64": 8,
+    "bool": 1,
+}  # fmt: skip

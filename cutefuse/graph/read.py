@@ -17,6 +17,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from cutefuse.errors import CutefuseError
 
+# As NumPy calls them, with the types of ml_dtypes, which onnx registers there.
 TYPE_NAMES: dict[int, str] = {
     TensorProto.FLOAT: "float32",
     TensorProto.FLOAT16: "float16",
@@ -45,6 +46,11 @@ _BODIES = frozenset({onnx.AttributeProto.UNDEFINED, onnx.AttributeProto.GRAPH, o
 RUN_TIME = "is computed at run time"
 _RETIRED = ("GroupNormalization",)  # that of opset 18 is deprecated, and what exporters write
 MAX_FOLDED_ELEMENTS = 1 << 28  # a constant beyond 1 GiB of float32 is not worth evaluating
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of the standard operators that a model imports."""
+    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
@@ -80,6 +86,12 @@ def remove(items: Any, doomed: Callable[[Any], bool]) -> None:
             del items[i]
 
 
+def set_nodes(graph: onnx.GraphProto, nodes: Sequence[NodeProto]) -> None:
+    """Give a graph these nodes in the place of its own, some of which may be among them."""
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
 def label(node: NodeProto) -> str:
     """What to call a node in a message: its name, else the tensor it makes."""
     return node.name or next((o for o in node.output if o), node.op_type)
@@ -98,7 +110,7 @@ class Graph:
     ) -> None:  # fmt: skip
         self.model, self.proto, self.folder = model, model.graph, folder
         self.nodes = list(self.proto.node)  # holding them keeps id(node) unique; everything below uses these objects
-        self.opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+        self.opset = opset_of(model)
         self.initializers = dict(stored) if stored is not None else {t.name: t for t in self.proto.initializer}
         self._sparse = {t.values.name for t in self.proto.sparse_initializer}
         inputs = {v.name for v in self.proto.input}
@@ -148,19 +160,19 @@ class Graph:
         """Take over what shape inference of this graph found, and the values of tensors that are constant."""
         self._folded.update(values or {})
         self._are_constant.clear()
-        self._infos.update((v.name, v) for v in _infos(shapes))
-        self._dims.clear()
-        self._dtypes.clear()
-        self._symbols.clear()
+        self._note({v.name: v for v in _infos(shapes)})
         # Shape inference leaves Constants where the graph computes sizes from known sizes.
         self._sizes.update((n.output[0], n) for n in shapes.node if n.op_type == "Constant")
 
     def forget_sizes(self) -> None:
         """Take no note of what the model says of the sizes of its tensors, but for its inputs."""
-        self._infos = {v.name: v for v in self.proto.input}
-        self._dims.clear()
-        self._dtypes.clear()
-        self._symbols.clear()
+        self._infos = {}
+        self._note({v.name: v for v in self.proto.input})
+
+    def _note(self, infos: Mapping[str, onnx.ValueInfoProto]) -> None:
+        self._infos.update(infos)
+        for answers in (self._dims, self._dtypes, self._symbols):
+            answers.clear()
 
     def _check_acyclic(self) -> None:
         waiting: dict[int, int] = {}
@@ -227,27 +239,24 @@ class Graph:
         """The ids of the nodes whose results go into an output of the graph; of all nodes where it has no output."""
         if not self.outputs:
             return {id(n) for n in self.nodes}
-        found: set[int] = set()
-        pending = list(self.outputs)
+        found = (self.producer(name) for name in self.behind(self.outputs))
+        return {id(n) for n in found if n is not None}
+
+    def behind(self, tensors: Iterable[str]) -> Iterator[str]:
+        """The tensors themselves and all that they are computed from, each once."""
+        pending, seen = list(tensors), set[str]()
         while pending:
-            node = self.producer(pending.pop())
-            if node is not None and id(node) not in found:
-                found.add(id(node))
-                pending += reads_of(node)
-        return found
+            if (name := pending.pop()) in seen:
+                continue
+            seen.add(name)
+            yield name
+            node = self.producer(name)
+            if node is not None:
+                pending += filter(None, reads_of(node))
 
     def depends(self, tensor: str, on: str) -> bool:
         """Whether the tensor is computed from another one, or is that one."""
-        pending, seen = [tensor], set[str]()
-        while pending:
-            name = pending.pop()
-            if name == on:
-                return True
-            node = self.producer(name)
-            if node is not None and name not in seen:
-                seen.update(node.output)
-                pending += reads_of(node)
-        return False
+        return on in self.behind([tensor])
 
     def sizes(self, tensor: str) -> tuple[int, ...] | None:
         """The sizes of a tensor on inputs of the sizes that figures are for; as `dims` where none were given."""
@@ -324,16 +333,11 @@ class Graph:
 
     def not_constant(self, tensor: str) -> str:
         """Why `constant` has no value of a tensor, as the predicate of a sentence."""
-        pending, seen = [tensor], set[str]()
-        while pending:
-            name = pending.pop()
+        for name in self.behind([tensor]):
             node = self.producer(name)
             stored = node is None and (name in self.initializers or name in self._sparse) and name not in self.inputs
             if not stored and (node is None or not _is_pure(node)):
                 return RUN_TIME
-            if node is not None and name not in seen:
-                seen.update(node.output)
-                pending += filter(None, node.input)
         maker = self.producer(tensor)
         if maker is None:
             return "is a sparse initializer; store it densely"

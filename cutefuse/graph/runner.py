@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,7 @@ class Runner:
         from onnx.inliner import inline_local_functions
         from onnx.reference import ReferenceEvaluator
 
-        whole = onnx.ModelProto()
-        whole.CopyFrom(model)
+        whole = deepcopy(model)
         onnx.external_data_helper.load_external_data_for_model(whole, str(folder))
         # Inlined, because the evaluator does not pass attribute references on to every operator.
         evaluator = ReferenceEvaluator(inline_local_functions(whole))
@@ -93,8 +93,7 @@ def _told_apart(model: onnx.ModelProto) -> onnx.ModelProto:
     counts = Counter(n.name for n in model.graph.node)
     if all(count == 1 or not name for name, count in counts.items()):
         return model
-    apart = onnx.ModelProto()
-    apart.CopyFrom(model)
+    apart = deepcopy(model)
     for node in apart.graph.node:
         if counts[node.name] > 1:
             node.ClearField("name")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
+from copy import deepcopy
 
 import numpy as np
 import onnx
@@ -11,7 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.axis_names import Names, keep
-from cutefuse.graph.read import attribute, external_fields, run_node
+from cutefuse.graph.read import attribute, external_fields, opset_of, run_node
 from cutefuse.graph.store import INLINE_BYTES
 
 ROUNDS = 64  # of inference and folding; each makes at least one more size known
@@ -113,16 +114,20 @@ def _size_words(kind: onnx.TypeProto.Tensor) -> str:
 
 
 def _without_sizes(info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
-    bare = onnx.ValueInfoProto()
-    bare.CopyFrom(info)
+    bare = deepcopy(info)
     bare.type.tensor_type.ClearField("shape")
     return bare
 
 
+def fed(model: ModelProto) -> list[onnx.ValueInfoProto]:
+    """The inputs that a run has to be given: those that no stored weight stands for."""
+    stored = {t.name for t in model.graph.initializer}
+    return [v for v in model.graph.input if v.name not in stored]
+
+
 def check_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
     """Raises CutefuseError where `--input-shape` names no input of the model or contradicts its sizes."""
-    stored = {t.name for t in model.graph.initializer}
-    inputs = {v.name: v for v in model.graph.input if v.name not in stored}
+    inputs = {v.name: v for v in fed(model)}
     for name, given in shapes.items():
         if name not in inputs:
             raise CutefuseError(f"--input-shape names '{name}'; the model's inputs are {', '.join(inputs)}")
@@ -139,9 +144,7 @@ def check_shapes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> None
 def batch_of_one(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     """Sizes for the inputs that `shapes` leaves out, where their first axes alone are open: one of each, as trtexec
     takes them. Empty where another axis is open too, or where nothing is open."""
-    stored, found = {t.name for t in model.graph.initializer}, dict[str, list[int]]()
-    named: dict[str, int] = {}
-    inputs = [v for v in model.graph.input if v.name not in stored]
+    inputs, found, named = fed(model), dict[str, list[int]](), dict[str, int]()
     for info in inputs:
         axes = zip(info.type.tensor_type.shape.dim, shapes.get(info.name, ()), strict=False)
         named |= {axis.dim_param: size for axis, size in axes if axis.dim_param}
@@ -156,8 +159,7 @@ def batch_of_one(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict
 
 def open_inputs(model: ModelProto) -> dict[str, list[int]]:
     """The inputs with axes of open size, and their sizes, -1 where open."""
-    stored = {t.name for t in model.graph.initializer}
-    dims = {v.name: _dims(v) for v in model.graph.input if v.name not in stored}
+    dims = {v.name: _dims(v) for v in fed(model)}
     return {name: sizes for name, sizes in dims.items() if sizes is not None and min(sizes, default=0) < 0}
 
 
@@ -240,7 +242,7 @@ class _Values:
     def __init__(
         self, skeleton: ModelProto, graph: onnx.GraphProto, known: dict[str, np.ndarray], names: Names
     ) -> None:
-        self.opset = next((o.version for o in skeleton.opset_import if o.domain in ("", "ai.onnx")), 1)
+        self.opset = opset_of(skeleton)
         self._nodes = skeleton.graph.node
         self._dims = {v.name: names.dims(v) for v in (*graph.input, *graph.value_info, *graph.output)}
         overridable = {v.name for v in skeleton.graph.input}
@@ -286,14 +288,15 @@ class _Values:
         return found
 
     def _result(self, node: NodeProto) -> np.ndarray | None:
-        operands = [self.of(n) for n in node.input if n]
-        if any(o is None for o in operands) or len(operands) != len(node.input) or not operands:
+        operands = [o for o in map(self.of, node.input) if o is not None]
+        if len(operands) < len(node.input) or not operands:
             return None
         coded = [i for i, n in enumerate(node.input) if n not in self._known and (self._partial[n] < 0).any()]
         # Codes may be moved, but neither computed with nor taken for positions.
         if coded and (node.op_type not in MOVES or (node.op_type != "Concat" and coded != [0])):
             return None
-        value = _run(node, self.opset, operands)
+        results = run_node(node, self.opset, operands)
+        value = results[0] if results and results[0].size <= MAX_ELEMENTS else None
         if value is None or not coded:
             return value
         if node.op_type == "Cast" and not np.array_equal(value, self._partial[node.input[0]]):
@@ -302,11 +305,6 @@ class _Values:
             return value
         self._partial[node.output[0]] = value
         return None
-
-
-def _run(node: NodeProto, opset: int, operands: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    results = run_node(node, opset, [o for o in operands if o is not None])
-    return results[0] if results and results[0].size <= MAX_ELEMENTS else None
 
 
 def _dims(info: onnx.ValueInfoProto) -> list[int] | None:

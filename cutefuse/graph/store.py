@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-import ml_dtypes
 import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper
@@ -208,7 +207,7 @@ class Writer:
 
     def tensor(self, name: str, value: np.ndarray, dtype: str) -> TensorProto:
         """A new initializer; its bytes are on disk at once when the model keeps its weights outside."""
-        raw = np.ascontiguousarray(value, dtype=ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype))
+        raw = np.ascontiguousarray(value, dtype=np.dtype(dtype))
         proto = TensorProto(name=name, data_type=ELEM_TYPES[dtype], dims=value.shape)
         if self.external and raw.nbytes > INLINE_BYTES:
             self._append(proto, [raw.view(np.uint8).data])

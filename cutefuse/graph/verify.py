@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 
@@ -19,6 +19,7 @@ from cutefuse.graph.closeness import Judge, compare, passed, says_nothing
 from cutefuse.graph.exact import in_float64
 from cutefuse.graph.read import TYPE_NAMES, attribute, reads_of
 from cutefuse.graph.runner import Runner, unfused_runner
+from cutefuse.graph.shapes import fed
 from cutefuse.graph.store import load_model, outside
 
 # Sizes tried for axes without a size: (first axis, rows and columns of images, everything else).
@@ -36,12 +37,9 @@ def seeded_inputs(
     Raises VerificationError for an input that is no tensor or too large, CutefuseError when `shapes` contradicts it.
     """
     rng = np.random.default_rng(seed)
-    stored = {t.name for t in model.graph.initializer}
     sizes: dict[str, int] = {}
     inputs = {}
-    for info in model.graph.input:
-        if info.name in stored:
-            continue
+    for info in fed(model):
         kind = info.type.tensor_type
         ranked = kind.HasField("shape") or info.name in shapes
         if not info.type.HasField("tensor_type") or kind.elem_type not in TYPE_NAMES or not ranked:
@@ -70,11 +68,7 @@ def _random(rng: np.random.Generator, dims: Sequence[int], dtype: str, scale: fl
         return np.asarray(rng.random(dims) < 0.5)  # without axes the comparison gives a number, no array
     if "int" in dtype:
         return rng.integers(0, 2, dims).astype(dtype)
-    return np.asarray(scale * rng.standard_normal(dims), _named(dtype))  # without axes the product is no array
-
-
-def _named(dtype: str) -> np.dtype:
-    return np.dtype(getattr(ml_dtypes, dtype, dtype))
+    return np.asarray(scale * rng.standard_normal(dims), np.dtype(dtype))  # without axes the product is no array
 
 
 @dataclass(frozen=True)
@@ -309,8 +303,7 @@ def _made(model: onnx.ModelProto) -> set[str]:
 def _with_outputs(model: onnx.ModelProto, probes: Sequence[str]) -> onnx.ModelProto:
     if not probes:
         return model
-    probed = onnx.ModelProto()
-    probed.CopyFrom(model)
+    probed = deepcopy(model)
     probed.graph.output.extend(onnx.ValueInfoProto(name=tensor) for tensor in probes)
     return probed
 
@@ -351,8 +344,7 @@ def _with_given(
     """The model whose nodes read `given` instead of what it makes of these tensors; its outputs show what it makes.
 
     `chains`: nodes that make an output of a given tensor; they are there once more behind what the model makes."""
-    forced = onnx.ModelProto()
-    forced.CopyFrom(model)
+    forced = deepcopy(model)
     made = {t: f"{t}.made" for t in given}
     for node in forced.graph.node:
         node.output[:] = [made.get(o, o) for o in node.output]

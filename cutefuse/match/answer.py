@@ -86,12 +86,12 @@ class Traffic:
 def filled(dims: Sequence[int], sizes: Sequence[int] | None) -> tuple[int, ...]:
     """`dims` with the unknown ones (-1) taken from `sizes`, where that has them."""
     own = tuple(dims)
-    if sizes is not None and len(sizes) != len(own) and own[:1] == (-1,):
-        tail = tuple(sizes[len(sizes) - len(own) + 1 :])
-        return tuple(sizes) if tail == own[1:] else own  # not even the rank was known
-    if sizes is None or len(sizes) != len(dims):
-        return tuple(dims)
-    return tuple(s if d < 0 else d for d, s in zip(dims, sizes, strict=True))
+    if sizes is not None and len(sizes) == len(own):
+        return tuple(s if d < 0 else d for d, s in zip(own, sizes, strict=True))
+    if sizes is None or own[:1] != (-1,):
+        return own
+    tail = tuple(sizes[len(sizes) - len(own) + 1 :])
+    return tuple(sizes) if tail == own[1:] else own  # not even the rank was known
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
     fused = [s for s in sites if s.status == FUSED]
     votes: dict[str, Counter[Shared]] = {}
     for site in fused:
-        assert site.match is not None
-        call = site.match.call
+        call = site.chosen.call
         if node := before.get(call.op_type):
             call = graph_call(node, graph)
         votes.setdefault(call.op_type, Counter())[Shared.of(site.op, graph.opset, call)] += 1
@@ -39,8 +38,8 @@ def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
                 site.refuse(REFUSED, reason)
                 break
         else:
-            assert site.match is not None
-            if (call := site.match.call).op_type not in written:
+            call = site.chosen.call
+            if call.op_type not in written:
                 written[call.op_type] = Shared.of(site.op, graph.opset, call)
 
 
@@ -62,8 +61,7 @@ class Shared:
 
 
 def _no_body(graph: Graph, site: Site, written: Mapping[str, Shared]) -> str | None:
-    assert site.match is not None
-    call = site.match.call
+    call = site.chosen.call
     if graph.opset < (oldest := site.op.oldest_opset(call.op_type, call.dtype)):
         return f"opset {graph.opset} is older than {oldest}; convert the model, or use --no-functions"
     own = Shared.of(site.op, graph.opset, call)

@@ -19,8 +19,7 @@ def check_overlaps(graph: Graph, sites: Sequence[Site]) -> None:
     """
     claimed: dict[int, Site] = {}
     for site in (s for s in sites if s.status == FUSED):
-        largest = site.match
-        assert largest is not None
+        largest = site.chosen
         while contested := _contested(site, claimed):
             rival, node = contested
             smaller = _spared(graph, rival, site)
@@ -36,17 +35,15 @@ def check_overlaps(graph: Graph, sites: Sequence[Site]) -> None:
 def _contested(site: Site, claimed: Mapping[int, Site]) -> tuple[Site, NodeProto] | None:
     """Take the largest match whose nodes nobody claims; without one the smallest, and who claims which of its nodes."""
     while True:
-        assert site.match is not None
-        found = next(((claimed[id(n)], n) for n in site.match.nodes if id(n) in claimed), None)
+        found = next(((claimed[id(n)], n) for n in site.chosen.nodes if id(n) in claimed), None)
         if found is None or not site.fall_back(_claimed(*found)):
             return found
 
 
 def _spared(graph: Graph, rival: Site, site: Site) -> Match | None:
     """The rival's largest match that claims none of the site's nodes."""
-    assert rival.match is not None and site.match is not None
-    wanted = {id(n) for n in site.match.nodes}
-    smaller = rival.match.otherwise
+    wanted = {id(n) for n in site.chosen.nodes}
+    smaller = rival.chosen.otherwise
     while smaller is not None and wanted & _goes(graph, smaller):
         smaller = smaller.otherwise
     return smaller
@@ -54,12 +51,11 @@ def _spared(graph: Graph, rival: Site, site: Site) -> Match | None:
 
 def _claim(graph: Graph, site: Site, claimed: dict[int, Site], instead: Match | None = None) -> None:
     """Claim what goes with a site's match, or let the site take and claim another one `instead`."""
-    assert site.match is not None
     if instead is not None:
-        for i in _goes(graph, site.match):
+        for i in _goes(graph, site.chosen):
             del claimed[i]
         site.take(instead)
-    claimed.update((i, site) for i in _goes(graph, instead or site.match))
+    claimed.update((i, site) for i in _goes(graph, instead or site.chosen))
 
 
 def _lost(site: Site, rival: Site, node: NodeProto) -> str:

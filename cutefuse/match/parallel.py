@@ -15,22 +15,21 @@ def merge_parallel(graph: Graph, sites: Sequence[Site], sm: int) -> None:
 
     Sites with tiles of the GPU's own generation stay alone when their merged call has none.
     """
-    fused = [s for s in sites if s.status == FUSED and s.match]
+    fused = [s for s in sites if s.status == FUSED]
     shared: dict[str, set[Shared]] = {}
     for site in fused:
-        assert site.match is not None
-        shared.setdefault(site.match.call.op_type, set()).add(Shared.of(site.op, graph.opset, site.match.call))
+        call = site.chosen.call
+        shared.setdefault(call.op_type, set()).add(Shared.of(site.op, graph.opset, call))
     if graph.opset < CAST_LIKE_OPSET:  # one body could not serve the merged op_types of calls that differ
-        fused = [s for s in fused if s.match and len(shared[s.match.call.op_type]) == 1]
+        fused = [s for s in fused if len(shared[s.chosen.call.op_type]) == 1]
     order = {id(n): i for i, n in enumerate(graph.nodes)}
     groups: dict[Hashable, list[Site]] = {}
     for site in fused:
-        assert site.match is not None
-        if (key := site.finder.merge_key(site.match)) is not None:
+        if (key := site.finder.merge_key(site.chosen)) is not None:
             groups.setdefault((site.op.stem, site.cast_from, key), []).append(site)
     for group in groups.values():
         finder = group[0].finder
-        alone = [s.match for s in group if s.match]
+        alone = [s.chosen for s in group]
         for positions, match in finder.merge(alone):
             if finder.own_tiles_first and kernels.made_for(alone[0].call, sm) > kernels.made_for(match.call, sm):
                 continue

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import ml_dtypes
 import numpy as np
 from onnx import NodeProto
 
@@ -36,9 +35,8 @@ class PreActivation:
 
     def reject(self, dtype: str) -> str | None:
         """Why scale and shift cannot be stored in a type; None where they can."""
-        kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
         with np.errstate(all="ignore"):
-            if all(np.isfinite(v.astype(kind).astype(np.float64)).all() for v in self.vectors()):
+            if all(np.isfinite(v.astype(np.dtype(dtype)).astype(np.float64)).all() for v in self.vectors()):
                 return None
         return f"the normalisation before this Conv has constants that {dtype} cannot hold; keep it in float32"
 
@@ -51,8 +49,7 @@ class PreActivation:
         ]
 
     def _vector(self, index: int, channels: int, dtype: str) -> np.ndarray:
-        kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
-        return np.array(np.broadcast_to(self.vectors()[index], (channels,)).astype(kind))
+        return np.array(np.broadcast_to(self.vectors()[index], (channels,)).astype(np.dtype(dtype)))
 
 
 def pre_activation(graph: Graph, conv: NodeProto) -> PreActivation | None:

@@ -40,6 +40,12 @@ class Site:
         return self.finder.op
 
     @property
+    def chosen(self) -> Match:
+        """The match of a site that has one, as all that are FUSED have."""
+        assert self.match is not None
+        return self.match
+
+    @property
     def sized_call(self) -> Call | None:
         """The call on inputs of the given sizes; None where a size is not known."""
         return self.call_of(self.match) if self.match else None

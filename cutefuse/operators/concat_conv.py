@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto, TensorProto
 
+from cutefuse.graph.numbers import ELEMENT_BYTES
 from cutefuse.kernels import Call
 from cutefuse.operators import conv_body, conv_call, conv_cases, conv_form, conv_math
 from cutefuse.operators.conv_form import AFTER, BEFORE, GROUP, Source
-from cutefuse.operators.op import Case, Cost, FusedOp, body_of
+from cutefuse.operators.op import Case, Cost, FusedOp, body_of, elements
 
 ATTRS = [
     "channels", "kernel_shape", "strides", "pads", "dilations", "packed_sizes", "alpha", "lo", "hi",
@@ -127,20 +128,16 @@ class ConcatConv(FusedOp):
             call, total + conv_math.added(call, absolute) if conv_form.form_of(call.op_type).residual else total
         )
 
-    def tolerance(self, dtype: str) -> float:
-        return {"float32": 2e-4, "float16": 1e-2, "bfloat16": 6e-2}[dtype]
-
     def cost(self, call: Call) -> Cost:
         form, attrs = conv_form.form_of(call.op_type), dict[str, Any](call.attrs)
-        elements = [math.prod(max(1, d) for d in t.dims) for t in (*call.inputs, *call.outputs)]
+        tensors = (*call.inputs, *call.outputs)
+        counts = list(map(elements, tensors))
         for i, (tensor, channels) in enumerate(zip(call.inputs, attrs["channels"], strict=False)):
-            elements[i] = elements[i] // max(1, tensor.dims[1]) * channels  # of a wider tensor, the channels read
-        y = sum(elements[form.inputs :])
+            counts[i] = counts[i] // max(1, tensor.dims[1]) * channels  # of a wider tensor, the channels read
+        y = sum(counts[form.inputs :])
         if form.residual:
-            elements[form.inputs - 1] = y  # of a wider tensor, the channels read
-        sizes = [
-            n * conv_call.ELEMENT_BYTES[t.dtype] for n, t in zip(elements, (*call.inputs, *call.outputs), strict=True)
-        ]
+            counts[form.inputs - 1] = y  # of a wider tensor, the channels read
+        sizes = [n * ELEMENT_BYTES[t.dtype] for n, t in zip(counts, tensors, strict=True)]
         seen = 1 if form.depthwise else sum(attrs["channels"])
         return Cost(2 * y * seen * math.prod(attrs["kernel_shape"]), sum(sizes))
 

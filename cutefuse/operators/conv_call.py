@@ -14,7 +14,6 @@ from cutefuse.operators.conv_form import Form, Source
 from cutefuse.operators.layouts import HWC8, NHWC, TO_NCHW
 
 FLOAT_MAX = 3.402823466e38
-ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def make_call(

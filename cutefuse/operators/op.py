@@ -6,6 +6,7 @@ that of cutlass_kernels/<stem>/ and plugins/<stem>.cpp. Legality is not here: th
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,13 @@ import numpy as np
 from onnx import FunctionProto
 
 from cutefuse.graph.body import Body
-from cutefuse.kernels import Call
+from cutefuse.graph.numbers import ELEMENT_BYTES, FLOAT8, INT8
+from cutefuse.kernels import Call, Tensor
 
 AttrValues = Mapping[str, Sequence[int] | Sequence[float]]
+# A quantised value at a tie may fall on either side, which is one step: 1/127 of int8's largest value or more, and 1/14
+# of float8's. `graph.closeness` allows a step of quantised outputs besides, so that float8 needs no more.
+_TOLERANCES = {"float32": 2e-4, "float16": 1e-2, "bfloat16": 6e-2, INT8.name: 2e-2, FLOAT8.name: 2e-2}
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,9 @@ class FusedOp(ABC):
     def magnitude(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Per output element the sum of the absolute values that went into it: the scale of its rounding error."""
 
-    @abstractmethod
     def tolerance(self, dtype: str) -> float:
         """Largest allowed error, relative to the largest absolute output, of the operator in a network."""
+        return _TOLERANCES[dtype]
 
     @abstractmethod
     def cost(self, call: Call) -> Cost:
@@ -95,6 +100,16 @@ class FusedOp(ABC):
     @abstractmethod
     def title(self, call: Call) -> str:
         """The problem in one short text for tables, e.g. '64+64->64 3x3 @512x512 Relu'."""
+
+
+def elements(t: Tensor) -> int:
+    """The numbers of a tensor; unknown sizes count as 1."""
+    return math.prod(max(1, d) for d in t.dims)
+
+
+def moved_bytes(call: Call) -> int:
+    """One read of each input and one write of each output."""
+    return sum(elements(t) * ELEMENT_BYTES[t.dtype] for t in (*call.inputs, *call.outputs))
 
 
 def body_of(opset: int, dtype: str, calls: Sequence[Call]) -> Body:

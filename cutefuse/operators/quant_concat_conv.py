@@ -11,16 +11,15 @@ import numpy as np
 from onnx import FunctionProto
 
 from cutefuse.graph.body import Body
-from cutefuse.graph.numbers import FLOAT8, INT8, NUMBERS, Number
+from cutefuse.graph.numbers import INT8, NUMBERS, Number
 from cutefuse.graph.read import ELEM_TYPES
 from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
 from cutefuse.operators import concat_conv, conv_body, conv_call, conv_math
 from cutefuse.operators.conv_form import Form, Source, form_of, forms
 from cutefuse.operators.layouts import HWC8
-from cutefuse.operators.op import Case, Cost, FusedOp
+from cutefuse.operators.op import Case, Cost, FusedOp, moved_bytes
 
 PLAIN = concat_conv.OPERATOR
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, INT8.name: 1, FLOAT8.name: 1}
 ATTRS = [
     "channels", "kernel_shape", "strides", "pads", "dilations", "packed_sizes", "input_scales", "output_scale",
     "output_type", "alpha", "lo", "hi", "sum_bound", "layout",
@@ -166,14 +165,8 @@ class QuantConcatConv(FusedOp):
         scales: Any = call.attrs["input_scales"]
         return [*(x * s for x, s in zip(xs, scales, strict=True)), w * w_scale[:, None], b]
 
-    def tolerance(self, dtype: str) -> float:
-        # A value at a tie may fall on either side, which is one step: 1/127 of int8's largest value or more, and 1/14
-        # of float8's. `graph.closeness` allows a step of quantised outputs besides, so that float8 needs no more.
-        return {"float32": 2e-4, "float16": 1e-2, "bfloat16": 6e-2, INT8.name: 2e-2, FLOAT8.name: 2e-2}[dtype]
-
     def cost(self, call: Call) -> Cost:
-        sizes = [math.prod(max(1, d) for d in t.dims) * BYTES[t.dtype] for t in (*call.inputs, *call.outputs)]
-        return Cost(PLAIN.cost(plain_call(call)).flops, sum(sizes))
+        return Cost(PLAIN.cost(plain_call(call)).flops, moved_bytes(call))
 
     def title(self, call: Call) -> str:
         word = NUMBERS[call.inputs[0].dtype].word

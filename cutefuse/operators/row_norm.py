@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 from onnx import FunctionProto
 
+from cutefuse import kernels
 from cutefuse.graph.body import Body
-from cutefuse.kernels import Call
-from cutefuse.operators import norm_math
-from cutefuse.operators.op import Case, Cost, FusedOp, body_of
+from cutefuse.kernels import Call, Tensor
+from cutefuse.operators.op import Case, Cost, FusedOp, body_of, elements, moved_bytes
 
-SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "bert": {"leading": (2, 7), "columns": 768},
+    "llama": {"leading": (1, 5), "columns": 4096},
+    "one column": {"leading": (3,), "columns": 1},
+    "vector": {"leading": (), "columns": 96},
+    "odd": {"leading": (2, 3, 5), "columns": 77},
+    "no rows": {"leading": (0, 4), "columns": 64},
+    "float32 parameters": {"leading": (9,), "columns": 256, "float32_parameters": 1},
+    "long": {"leading": (2,), "columns": 40000},
+}
+
+
+@functools.cache
+def op_types() -> dict[tuple[bool, bool], str]:
+    """(LayerNorm, with a residual) -> op_type, as the library describes them."""
+    (op,) = (op for op in kernels.describe()["ops"] if op["name"] == RowNorm.stem)
+    return {(v["layer"], v["residual"] is not None): v["op_type"] for v in op["variants"]}
+
+
+def flags_of(op_type: str) -> tuple[bool, bool]:
+    """(LayerNorm, with a residual) of an op_type. Raises KernelError for one that the library does not have."""
+    facts = kernels.facts(op_type)
+    return facts["layer"], facts["residual"] is not None
+
+
+def make_call(
+    dims: tuple[int, ...], layer: bool, residual: bool, epsilon: float, dtype: str, param: str, columns: int
+) -> Call:
+    """The call of a norm over the last of `dims`, whose parameters are of type `param`."""
+    x, vector = Tensor(dims, dtype), Tensor((columns,), param)
+    inputs = [x] * (1 + residual) + [vector] * (1 + layer)
+    return Call(op_types()[layer, residual], inputs, [x] * (1 + residual), {"epsilon": [epsilon]})
 
 
 class RowNorm(FusedOp):
@@ -22,7 +54,7 @@ class RowNorm(FusedOp):
     def function(
         self, op_type: str, opset: int, dtype: str, calls: Sequence[Call] = (), positive: Collection[int] = ()
     ) -> FunctionProto:  # fmt: skip
-        layer, residual = norm_math.flags_of(op_type)
+        layer, residual = flags_of(op_type)
         body = body_of(opset, dtype, calls)
         names = ["x", *(["residual"] if residual else []), "gamma", *(["beta"] if layer else [])]
         formals = [body.formal(n) for n in names]
@@ -52,32 +84,50 @@ class RowNorm(FusedOp):
         return body.add("ReduceMean", value, axes=[-1], keepdims=1)
 
     def cases(self) -> list[Case]:
-        return norm_math.cases()
+        found = [
+            Case(f"{op_type}: {name}", op_type, sizes)
+            for op_type in op_types().values()
+            for name, sizes in PROBLEMS.items()
+        ]
+        return [*found, Case("large epsilon", op_types()[False, False], PROBLEMS["bert"], {"epsilon": [0.5]})]
 
     def call(self, case: Case, dtype: str) -> Call:
-        return norm_math.call_of(case, dtype)
+        sizes: dict[str, Any] = dict(case.sizes)
+        param = "float32" if sizes.get("float32_parameters") else dtype
+        epsilon: Any = case.attrs.get("epsilon", [1e-5])
+        dims = (*sizes["leading"], sizes["columns"])
+        return make_call(dims, *flags_of(case.op_type), epsilon[0], dtype, param, sizes["columns"])
 
     def operands(self, call: Call, rng: np.random.Generator) -> list[np.ndarray]:
         return [rng.standard_normal(t.dims) for t in call.inputs]
 
     def reference(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return norm_math.reference(call, operands)
+        s, mean, scale, gamma, beta = self._parts(call, operands)
+        return [(s - mean) * scale * gamma + beta, s][: len(call.outputs)]
 
     def magnitude(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return norm_math.magnitude(call, operands)
+        _, mean, scale, gamma, beta = self._parts(call, operands)
+        spread = np.abs(operands[0]) + (np.abs(operands[1]) if len(call.outputs) == 2 else 0.0)
+        return [(spread + np.abs(mean)) * scale * np.abs(gamma) + np.abs(beta), spread][: len(call.outputs)]
 
-    def tolerance(self, dtype: str) -> float:
-        return {"float32": 2e-4, "float16": 1e-2, "bfloat16": 6e-2}[dtype]
+    @staticmethod
+    def _parts(call: Call, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """(sum, mean, 1 / deviation, gamma, beta)."""
+        layer, residual = flags_of(call.op_type)
+        epsilon: Any = call.attrs["epsilon"]
+        s = operands[0] + operands[1] if residual else operands[0]
+        gamma = operands[1 + residual]
+        mean = s.mean(-1, keepdims=True) if layer else np.zeros((*s.shape[:-1], 1))
+        variance = np.square(s - mean).mean(-1, keepdims=True)
+        return s, mean, 1 / np.sqrt(variance + epsilon[0]), gamma, operands[-1] if layer else np.zeros_like(gamma)
 
     def cost(self, call: Call) -> Cost:
-        sizes = [math.prod(max(1, d) for d in t.dims) for t in (*call.inputs, *call.outputs)]
-        bytes_moved = sum(n * SIZES[t.dtype] for n, t in zip(sizes, (*call.inputs, *call.outputs), strict=True))
-        layer, residual = norm_math.flags_of(call.op_type)
-        return Cost(sizes[0] * (4 + 4 * layer + residual), bytes_moved)
+        layer, residual = flags_of(call.op_type)
+        return Cost(elements(call.inputs[0]) * (4 + 4 * layer + residual), moved_bytes(call))
 
     def title(self, call: Call) -> str:
         shape = "x".join("?" if d < 0 else str(d) for d in call.inputs[0].dims)
-        layer, residual = norm_math.flags_of(call.op_type)
+        layer, residual = flags_of(call.op_type)
         return f"{'Add' if residual else ''}{'LayerNorm' if layer else 'RMSNorm'} {shape}"
 
 

@@ -17,12 +17,12 @@ import cutefuse
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.numbers import NUMBERS
-from cutefuse.graph.read import ELEM_TYPES, FOLDABLE, Graph, label, reads_of, remove, subgraphs
+from cutefuse.graph.read import ELEM_TYPES, FOLDABLE, Graph, label, nodes_of, reads_of, remove, set_nodes, subgraphs
 from cutefuse.graph.store import Writer
 from cutefuse.kernels import Call
 from cutefuse.match.answer import Constant, Joined, Operand, Quantized, tensors_of
 from cutefuse.match.qdq import CUSTOM_DOMAIN
-from cutefuse.match.site import FUSED, Site
+from cutefuse.match.site import Site
 from cutefuse.operators.function import node_attributes
 
 SIZE_OPERATORS = FOLDABLE | {"Shape", "Gather", "Slice", "Concat", "Floor"}
@@ -37,9 +37,9 @@ class Plan:
 
 
 def plan(graph: Graph, sites: Sequence[Site]) -> Plan:
-    """Which nodes and initializers the fused sites make superfluous; fills in each site's `bytes_saved`, None where
+    """Which nodes and initializers these fused sites make superfluous; fills in each site's `bytes_saved`, None where
     the sizes of a tensor that goes are not known."""
-    chosen = [s.match for s in sites if s.status == FUSED and s.match]
+    chosen = [s.chosen for s in sites]
     reads = Counter(name for node in graph.nodes for name in node.input)
     reads.update(name for match in chosen for operand in match.inputs for name in _read_by(operand))
     covered = {id(n) for match in chosen for n in match.nodes}
@@ -66,7 +66,7 @@ def plan(graph: Graph, sites: Sequence[Site]) -> Plan:
     credited: set[str] = set()
     for site in sites:
         gone = {o for n in site.nodes if id(n) in result.dead for o in n.output} - credited
-        traffic = site.match.traffic if site.match and site.status == FUSED else {}
+        traffic = site.chosen.traffic
         saved = [traffic[o].bytes(graph.sizes(o)) for o in gone & traffic.keys()]
         site.bytes_saved = None if None in saved else sum(s for s in saved if s is not None)
         credited |= gone & traffic.keys()
@@ -96,8 +96,8 @@ def _computes_operands(graph: Graph, node: NodeProto) -> bool:
 
 
 def apply_sites(graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Writer, origin: str) -> None:
-    """Put the fused nodes of all sites with status FUSED into `graph.model`, their function bodies not yet, and remove
-    what the plan lists.
+    """Put the nodes of these fused sites into `graph.model`, their function bodies not yet, and remove what the plan
+    lists.
 
     Names, order, shapes, metadata and everything unrelated stay as they are. `origin` goes into the model's metadata.
     """
@@ -108,9 +108,7 @@ def apply_sites(graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Write
     casts, prepared = _Casts(names), _Makers(names)
     new: dict[int, list[NodeProto]] = {}
     for site in sites:
-        match = site.match
-        if site.status != FUSED or match is None:
-            continue
+        match = site.chosen
         site.name = names.of_node(site.name)
         inputs = [_operand(site, i, constants, prepared) for i in match.inputs]
         outputs = [o or names.of_tensor(f"{site.name}.unused{i}") for i, o in enumerate(match.outputs)]
@@ -131,14 +129,13 @@ def apply_sites(graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Write
     nodes = [n for n in nodes if id(n) not in casts.up or n.output[0] in read or graph.escapes(n.output[0])]
     if _is_in_order(graph.nodes):
         nodes = in_order(nodes)
-    del proto.node[:]
-    proto.node.extend(nodes)
+    set_nodes(proto, nodes)
     remove(proto.initializer, lambda t: t.name in doomed.orphans)
     proto.initializer.extend(constants.tensors)
     remove(proto.input, lambda v: v.name in doomed.orphans)
     remove(proto.value_info, lambda v: v.name in made)
     _correct_types(model, sites)
-    proto.value_info.extend(_types(graph, [o for s in sites if s.status == FUSED and s.match for o in s.match.outputs]))
+    proto.value_info.extend(_types(graph, [o for s in sites for o in s.chosen.outputs]))
     proto.value_info.extend(casts.described(graph))
     remove(proto.quantization_annotation, lambda q: q.tensor_name in made)
     if DOMAIN not in {o.domain for o in model.opset_import}:
@@ -151,23 +148,23 @@ def apply_sites(graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Write
 
 def new_calls(sites: Sequence[Site]) -> dict[str, Call]:
     """The calls of the fused nodes that `apply_sites` made, by the nodes' names."""
-    return {s.name: s.match.call for s in sites if s.status == FUSED and s.match}
+    return {s.name: s.chosen.call for s in sites}
 
 
 def _correct_types(model: onnx.ModelProto, sites: Sequence[Site]) -> None:
     """What the file says of quantised tensors that fused nodes read and write: an exporter without float8 calls those
     of TensorRT's own nodes uint8. And the IR version that may store float8."""
-    calls = [(s.match, s.match.call) for s in sites if s.status == FUSED and s.match]
+    matches = [s.chosen for s in sites]
     known = {
         name: tensor.dtype
-        for match, call in calls
-        for name, tensor in zip((*match.inputs, *match.outputs), (*call.inputs, *call.outputs), strict=True)
+        for match in matches
+        for name, tensor in zip((*match.inputs, *match.outputs), (*match.call.inputs, *match.call.outputs), strict=True)
         if isinstance(name, str) and tensor.dtype in NUMBERS
     }
     for info in model.graph.value_info:
         if info.name in known:
             info.type.tensor_type.elem_type = ELEM_TYPES[known[info.name]]
-    stored = [NUMBERS[t.dtype].ir_version for _, call in calls for t in call.inputs if t.dtype in NUMBERS]
+    stored = [NUMBERS[t.dtype].ir_version for m in matches for t in m.call.inputs if t.dtype in NUMBERS]
     model.ir_version = max([model.ir_version, *stored])
 
 
@@ -177,15 +174,21 @@ def _types(graph: Graph, tensors: Sequence[str]) -> list[onnx.ValueInfoProto]:
     Nothing infers them behind a fused node, and ONNX takes the Shape of a tensor of unknown rank for an empty list.
     """
     told = {v.name for v in (*graph.proto.value_info, *graph.proto.output)}
+    found = (info_of(graph, t, t, graph.partial_symbols(t)) for t in tensors if t not in told)
+    return [info for info in found if info]
+
+
+def info_of(
+    graph: Graph, tensor: str, origin: str, sizes: Sequence[int | str] | None
+) -> onnx.ValueInfoProto | None:  # fmt: skip
+    """The description of a tensor of these sizes and of the type of `origin`; None where either is not known."""
     # Other names are those of one run of shape inference; the next run may give them to other sizes.
     names = {d.dim_param for v in graph.proto.input for d in v.type.tensor_type.shape.dim if d.dim_param}
-    found = []
-    for tensor in tensors:
-        dtype, sizes = graph.dtype(tensor), graph.partial_symbols(tensor)
-        if tensor not in told and dtype is not None and sizes is not None:
-            known = [s if isinstance(s, int) or s in names else None for s in sizes]
-            found.append(helper.make_tensor_value_info(tensor, ELEM_TYPES[dtype], known))
-    return found
+    dtype = graph.dtype(origin)
+    if dtype is None or sizes is None:
+        return None
+    known = [s if isinstance(s, int) or s in names else None for s in sizes]
+    return helper.make_tensor_value_info(tensor, ELEM_TYPES[dtype], known)
 
 
 def _fused_node(
@@ -193,8 +196,7 @@ def _fused_node(
     known: dict[Hashable, list[onnx.AttributeProto]],
 ) -> NodeProto:  # fmt: skip
     """The node of a site; `known` holds the attributes of the nodes made before, since many are alike."""
-    assert site.match is not None
-    call, origins = site.match.call, [label(n) for n in site.nodes]
+    call, origins = site.chosen.call, [label(n) for n in site.nodes]
     node = helper.make_node(
         call.op_type, inputs, outputs, name=site.name, domain=DOMAIN, doc_string=f"cutefuse: {', '.join(origins)}"
     )
@@ -214,13 +216,9 @@ class Names:
     def __init__(self, graph: Graph, gone: Collection[int] = ()) -> None:
         self._nodes = {n.name for n in graph.nodes if id(n) not in gone}
         self._tensors = {v.name for v in (*graph.proto.input, *graph.proto.output)} | set(graph.initializers)
-        pending = [graph.proto]
-        while pending:
-            body = pending.pop()
-            self._tensors.update(t.name for t in body.initializer)
-            for node in body.node:
-                self._tensors.update(node.input, node.output)
-                pending += subgraphs(node)
+        for node in nodes_of(graph.proto):
+            self._tensors.update(node.input, node.output)
+            self._tensors.update(t.name for body in subgraphs(node) for t in body.initializer)
 
     def of_node(self, base: str) -> str:
         return fresh(base, self._nodes)
@@ -228,13 +226,18 @@ class Names:
     def of_tensor(self, base: str) -> str:
         return fresh(base, self._tensors)
 
+    def cast(self, source: str, target: str, dtype: str) -> NodeProto:
+        """A Cast under a name of its own."""
+        name = self.of_node(f"{source}/to_{dtype}")
+        return helper.make_node("Cast", [source], [target], name=name, to=ELEM_TYPES[dtype])
 
-def fresh(base: str, taken: set[str]) -> str:
-    """The base name, numbered when it is taken; the result is taken from now on."""
+
+def fresh(base: str, taken: set[str], mark: str = "_") -> str:
+    """The base name, numbered behind a mark when it is taken; the result is taken from now on."""
     name, i = base, 0
     while name in taken:
         i += 1
-        name = f"{base}_{i}"
+        name = f"{base}{mark}{i}"
     taken.add(name)
     return name
 
@@ -269,23 +272,23 @@ class _Makers:
         self._new: list[NodeProto] = []
 
     def add(self, operand: Quantized | Joined) -> str:
-        if operand in self._known:
-            return self._known[operand]
-        if isinstance(operand, Joined):
-            output = self._known[operand] = self._names.of_tensor(f"{operand.tensors[-1]}.joined")
-            name = self._names.of_node(f"{operand.tensors[-1]}/join")
-            self._new.append(helper.make_node("Concat", operand.tensors, [output], name=name, axis=1))
-        else:
-            self._known[operand] = self._quantised(operand)
+        if operand not in self._known:
+            made = self._joined(operand) if isinstance(operand, Joined) else self._quantised(operand)
+            self._known[operand] = made
         return self._known[operand]
+
+    def _joined(self, operand: Joined) -> str:
+        output = self._names.of_tensor(f"{operand.tensors[-1]}.joined")
+        name = self._names.of_node(f"{operand.tensors[-1]}/join")
+        self._new.append(helper.make_node("Concat", operand.tensors, [output], name=name, axis=1))
+        return output
 
     def _quantised(self, operand: Quantized) -> str:
         word = NUMBERS[operand.number].word
         source, *rest = _read_by(operand)
         if operand.cast:
             lower = self._names.of_tensor(f"{source}.{operand.cast}")
-            name = self._names.of_node(f"{source}/to_{operand.cast}")
-            self._new.append(helper.make_node("Cast", [source], [lower], name=name, to=ELEM_TYPES[operand.cast]))
+            self._new.append(self._names.cast(source, lower, operand.cast))
             source = lower
         output = self._names.of_tensor(f"{operand.tensor}.{word}")
         name = self._names.of_node(f"{operand.tensor}/to_{word}")
@@ -313,21 +316,20 @@ class _Casts:
 
     def around(self, site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int) -> list[NodeProto]:
         """The fused node, in the graph's type or between Casts."""
-        assert site.match is not None
         if not site.cast_from:
             return [_fused_node(site, inputs, outputs, ir_version, self._attributes)]
-        call = site.match.call
+        match, call = site.chosen, site.chosen.call
         before, after, low_inputs, low_outputs = list[NodeProto](), list[NodeProto](), list[str](), list[str]()
-        for name, tensor, operand in zip(inputs, call.inputs, site.match.inputs, strict=True):
+        for name, tensor, operand in zip(inputs, call.inputs, match.inputs, strict=True):
             key = (name, tensor.dtype)
             if isinstance(operand, str) and tensor.dtype != site.cast_from and key not in self._lowered:
                 self._lowered[key] = self._names.of_tensor(f"{name}.{tensor.dtype}")
-                before.append(self._cast(name, self._lowered[key], tensor.dtype))
+                before.append(self._names.cast(name, self._lowered[key], tensor.dtype))
             low_inputs.append(self._lowered.get(key, name) if isinstance(operand, str) else name)
         for name, tensor in zip(outputs, call.outputs, strict=True):
             low = self._lowered[name, tensor.dtype] = self._names.of_tensor(f"{name}.{tensor.dtype}")
             low_outputs.append(low)
-            after.append(self._cast(low, name, site.cast_from))
+            after.append(self._names.cast(low, name, site.cast_from))
         self.up.update((id(n), n) for n in after)
         node = _fused_node(site, low_inputs, low_outputs, ir_version, self._attributes)
         return [*before, node, *after]
@@ -340,18 +342,13 @@ class _Casts:
             for low, dtype, dims in known if dims is not None
         ]  # fmt: skip
 
-    def _cast(self, source: str, target: str, dtype: str) -> NodeProto:
-        name = self._names.of_node(f"{source}/to_{dtype}")
-        return helper.make_node("Cast", [source], [target], name=name, to=ELEM_TYPES[dtype])
-
 
 def cast_tensors(graph: Graph, sites: Sequence[Site], doomed: Plan) -> list[str]:
-    """The tensors of the graph at which `apply_sites` puts a Cast, because a site computes in another type."""
-    fused = [(s, s.match) for s in sites if s.status == FUSED and s.match]
-    made = {o for s, m in fused if s.cast_from for o in m.outputs if o}
+    """The tensors of the graph at which `apply_sites` puts a Cast, since a site computes in another type."""
+    made = {o for s in sites if s.cast_from for o in s.chosen.outputs if o}
     low, read = dict[str, None](), {name for n in graph.nodes if id(n) not in doomed.dead for name in n.input}
-    for site, match in fused:
-        for operand, tensor in zip(match.inputs, match.call.inputs, strict=True):
+    for site in sites:
+        for operand, tensor in zip(site.chosen.inputs, site.chosen.call.inputs, strict=True):
             if isinstance(operand, str) and site.cast_from and tensor.dtype != site.cast_from:
                 low[operand] = None
             else:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
-from cutefuse.graph.read import Graph, label, reads_of
+from cutefuse.graph.read import Graph, label, reads_of, remove, set_nodes
 from cutefuse.graph.shapes import inferred
 from cutefuse.match.after import Affine, affine_before, composed
 from cutefuse.match.answer import Refusal
@@ -146,7 +146,7 @@ def _joined(
         return None
     chief = next(b.conv for b, f in zip(branches, facts, strict=True) if b.conv and f is max(known, key=_taps))
     stored = [
-        numpy_helper.from_array(v.astype(conv_facts.numpy_type(dtype)), names.of_tensor(f"{label(chief)}.{part}"))
+        numpy_helper.from_array(v.astype(np.dtype(dtype)), names.of_tensor(f"{label(chief)}.{part}"))
         for part, v in (("weight", weight), ("bias", bias))
     ]
     inputs = [source, *(t.name for t in stored)]
@@ -200,13 +200,8 @@ def _write(graph: Graph, nodes: Sequence[NodeProto]) -> None:
             break
         needed |= {name for n in idle for name in n.input}
         kept = [n for n in kept if not any(n is i for i in idle)]
-    del proto.node[:]
-    proto.node.extend(kept)
-    made = {o for n in kept for o in n.output}
-    for items, gone in (
-        (proto.initializer, needed - read),
-        (proto.value_info, {o for n in before for o in n.output} - made),
-    ):
-        for i in reversed(range(len(items))):  # in place: a new list would copy every weight
-            if items[i].name in gone:
-                del items[i]
+    set_nodes(proto, kept)
+    gone = {o for n in before for o in n.output} - {o for n in kept for o in n.output}
+    unread = needed - read
+    remove(proto.initializer, lambda t: t.name in unread)
+    remove(proto.value_info, lambda v: v.name in gone)

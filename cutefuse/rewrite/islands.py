@@ -21,13 +21,13 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.numbers import FLOAT8, INT8
-from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label, remove
+from cutefuse.graph.read import Graph, attribute, label, remove, set_nodes
 from cutefuse.graph.shapes import inferred
 from cutefuse.kernels import CHANNELS_LAST, Tensor
 from cutefuse.operators.function import fused_nodes, graph_call
 from cutefuse.operators.layouts import HWC8, LAYOUT, NHWC, TO_NCHW, TO_NHWC
 from cutefuse.rewrite.agnostic import FLAT, RANK, fused_ports, is_nhwc, is_pointwise, ports, turn, turned_axes
-from cutefuse.rewrite.apply import Names, in_order
+from cutefuse.rewrite.apply import Names, in_order, info_of
 from cutefuse.rewrite.functions import fit_bodies
 from cutefuse.rewrite.min_cut import SINK, SOURCE, source_side
 
@@ -61,7 +61,7 @@ def lay(model: ModelProto, folder: Path) -> None:
     for node in graph.nodes:
         if fused_ports(node) is not None:
             _set_layout(node, HWC8)
-            if reason := _refused(graph, node, NHWC):
+            if reason := _refused(graph, node):
                 raise CutefuseError(f"'{label(node)}' cannot be turned to NHWC ({reason}); unpatch the model first")
             island.add(node)
     inside = _Sea(graph).agnostic_inside()
@@ -148,15 +148,15 @@ def lift(model: ModelProto, folder: Path) -> int:
     return count
 
 
-def _refused(graph: Graph, node: NodeProto, layout: int) -> str | None:
-    """Why the kernels cannot run a fused convolution, whose tensors are NCHW so far, in a layout; None where they can,
-    and where types are not known."""
+def _refused(graph: Graph, node: NodeProto) -> str | None:
+    """Why the kernels cannot run a fused convolution, whose tensors are NCHW so far, in NHWC; None where they can, and
+    where types are not known."""
     call, images = graph_call(node, graph), fused_ports(node) or []
     inputs = [replace(t, layout=CHANNELS_LAST) if i in images else t for i, t in enumerate(call.inputs)]
     outputs = [Tensor(graph.dims(o) or (), graph.dtype(o) or "", CHANNELS_LAST) for o in node.output]
     if any(not t.dtype for t in (*inputs, *outputs)):
         return None
-    return kernels.reject(kernels.Call(call.op_type, inputs, outputs, dict(call.attrs) | {LAYOUT: [layout]}))
+    return kernels.reject(kernels.Call(call.op_type, inputs, outputs, dict(call.attrs) | {LAYOUT: [NHWC]}))
 
 
 def is_barred(graph: Graph, dtype: str | None) -> bool:
@@ -229,8 +229,7 @@ class _Island:
         """Give the graph these nodes, without the constants and descriptions of tensors that went; say the types and
         sizes of new tensors, which are those of `origins` turned."""
         graph, proto = self.graph, self.graph.proto
-        del proto.node[:]
-        proto.node.extend(nodes)
+        set_nodes(proto, nodes)
         read = {name for n in nodes for name in n.input}
         made = {o for n in nodes for o in n.output}
         gone = self._read - read - made - graph.inputs
@@ -238,14 +237,12 @@ class _Island:
         known = {v.name for v in (*proto.input, *proto.output)}
         described = made | set(graph.initializers)
         remove(proto.value_info, lambda v: v.name in origins or v.name not in described)
-        symbols = {d.dim_param for v in proto.input for d in v.type.tensor_type.shape.dim if d.dim_param}
         for tensor, origin in origins.items():
-            dtype, sizes = graph.dtype(origin), graph.partial_symbols(origin)
-            is_image = sizes is not None and len(sizes) in (FLAT, RANK)  # which inference of a damaged model may deny
-            if dtype is not None and sizes is not None and is_image and tensor not in known:
-                turned = (sizes[axis] for axis in turned_axes(self._perm, len(sizes)))
-                told = [s if isinstance(s, int) or s in symbols else None for s in turned]
-                proto.value_info.append(helper.make_tensor_value_info(tensor, ELEM_TYPES[dtype], told))
+            sizes = graph.partial_symbols(origin) or ()
+            if len(sizes) not in (FLAT, RANK) or tensor in known:  # the first where inference of a damaged model errs
+                continue
+            turned = [sizes[axis] for axis in turned_axes(self._perm, len(sizes))]
+            proto.value_info.extend(filter(None, [info_of(graph, tensor, origin, turned)]))
 
 
 class _Sea:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from cutefuse.graph.read import label
+from cutefuse.graph.read import label, set_nodes
 
 LARGEST = 65504.0
 # A bound or a mask: the largest number of the type says the same there (Clip, Where, an Add of -3.4e38 before Softmax).
@@ -58,8 +58,7 @@ def name_and_lift(model: ModelProto, found: list[Overflow]) -> list[str]:
         if not node.name and label(node) in keep:
             node.name = label(node)
         kept.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
+    set_nodes(model.graph, kept)
     return sorted(keep)
 
 

@@ -77,11 +77,11 @@ def patch(
     plan.run(state)
     idle.run(state)
     if not state.report_path or not state.changes:
-        return Result(state.sites, report_of(state).as_json, None, 0 if state.changes else 3)
+        return Result(state.sites, report_of(state), None, 0 if state.changes else 3)
     with writer(output, _outside(state), source) as out:
         apply.run(state, out)
         verify.run(state, out.folder)
-        report = report_of(state).as_json
+        report = report_of(state)
         if state.proof and not state.proof["passed"]:
             if not output.exists():
                 write_text(state.report_path, text_of(report), [source])
@@ -137,6 +137,6 @@ def _outside(state: State) -> bool:
     if state.external:
         return True
     size = size_of(state.model)
-    operands = [i for s in state.fused if s.match for i in s.match.inputs] if size > 1 << 30 else []
+    operands = [i for s in state.fused for i in s.chosen.inputs] if size > 1 << 30 else []
     packed = sum(8 * math.prod(i.dims) for i in operands if isinstance(i, Constant))  # at most, an element
     return size + packed > EXTERNAL_LIMIT

@@ -76,9 +76,8 @@ def _proven(
 
 def _ends(graph: Graph, site: Site) -> dict[str, ValueInfoProto]:
     """The tensors that a site reads, with their types and what is known of their sizes."""
-    assert site.match is not None
     ends = {}
-    for operand, tensor in zip(site.match.inputs, site.match.call.inputs, strict=True):
+    for operand, tensor in zip(site.chosen.inputs, site.chosen.call.inputs, strict=True):
         for name in tensors_of(operand):
             if graph.is_constant(name):
                 continue
@@ -91,9 +90,8 @@ def _ends(graph: Graph, site: Site) -> dict[str, ValueInfoProto]:
 def _undone(model: ModelProto, ends: Mapping[str, ValueInfoProto], site: Site) -> dict[str, NodeProto]:
     """Nodes that make from `ends` what the fused nodes before them make: between two sites in another type or layout
     than the graph's, the patched graph has no tensor of the graph's."""
-    assert site.match is not None
     made = {o: n for n in model.graph.node for o in n.output}
-    low, found = ELEM_TYPES[site.match.call.dtype], dict[str, NodeProto]()
+    low, found = ELEM_TYPES[site.chosen.call.dtype], dict[str, NodeProto]()
     for name in ends:
         steps, source = list[NodeProto](), name
         while (node := made.get(source)) is not None and node.op_type in ("Cast", "Transpose"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,73 +22,42 @@ from cutefuse.rewrite.state import Conversion, State
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class Report:
-    """What patch.json holds, in its order; docs/patch.md names the fields."""
-
-    schema: int
-    tool: Mapping[str, str]
-    input: Mapping[str, str]
-    output: Mapping[str, str]
-    opset: int
-    sm: int
-    layout: Mapping[str, str]
-    conversion: Mapping[str, Any] | None
-    unused_options: Sequence[str]
-    clean: Mapping[str, Any]
-    prediction: Mapping[str, Any]
-    input_shapes: Mapping[str, Sequence[int]]
-    branches: Sequence[Mapping[str, Any]]
-    silu: Mapping[str, Any]
-    known_faults: Sequence[Mapping[str, Any]]
-    sites: Sequence[Mapping[str, Any]]
-    verify: Mapping[str, Any] | None
-    assumed_shapes: Mapping[str, Sequence[int]]
-    open_inputs: Mapping[str, Sequence[int]]
-    summary: Mapping[str, Any]
-    compiled: Mapping[str, Any] | None  # left out where the engine's compiler was not asked
-
-    @property
-    def as_json(self) -> dict[str, Any]:
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        return found if self.compiled else {name: value for name, value in found.items() if name != "compiled"}
-
-
-def report_of(state: State) -> Report:
-    """The account of a state that went through the passes, written or not."""
+def report_of(state: State) -> dict[str, Any]:
+    """What patch.json holds of a state that went through the passes, written or not; docs/patch.md names the fields."""
     options, engine, device = state.options, state.engine, state.device
-    return Report(
-        SCHEMA,
-        tool={"name": "cutefuse", "version": cutefuse.__version__},
-        input={"path": str(state.source), "sha256": state.sha256},
-        output={"path": str(state.output)},
-        opset=state.graph.opset,
-        sm=options.sm,
-        layout={
+    return {
+        "schema": SCHEMA,
+        "tool": {"name": "cutefuse", "version": cutefuse.__version__},
+        "input": {"path": str(state.source), "sha256": state.sha256},
+        "output": {"path": str(state.output)},
+        "opset": state.graph.opset,
+        "sm": options.sm,
+        "layout": {
             "name": NAMES[state.layout], "asked": options.layout, "why": rule_of(options.engine, options.sm).why,
         },
-        conversion=_conversion(state.conversion),
-        unused_options=state.unused_options,
-        clean=state.cleaning,
-        prediction={
+        "conversion": _conversion(state.conversion),
+        "unused_options": state.unused_options,
+        "clean": state.cleaning,
+        "prediction": {
             "fuses_tanh": state.fuses_tanh, "engine": engine.title, "engine_assumed": engine.assumed,
             "gpu": device.name, "gpu_assumed": device.assumed, "gpu_rates": device.peaks.device,
             "gpu_others": list(device.others),
         },
-        input_shapes={name: list(dims) for name, dims in options.shapes.items()},
-        branches=[asdict(b) for b in state.branches],
-        silu={
+        "input_shapes": {name: list(dims) for name, dims in options.shapes.items()},
+        "branches": [asdict(b) for b in state.branches],
+        "silu": {
             "outside": len(state.silus), "tanh": [s.name for s in state.rewritten],
             "left": {s.name: s.left for s in state.silus if s.left} if options.tanh_silu else {},
         },
-        known_faults=state.known_faults,
-        sites=[s.as_json() for s in state.sites],
-        verify=state.proof,
-        assumed_shapes=state.assumed,
-        open_inputs=state.open_inputs,
-        summary=_summary(state),
-        compiled=options.compiler_said,
-    )  # fmt: skip
+        "known_faults": state.known_faults,
+        "sites": [s.as_json() for s in state.sites],
+        "verify": state.proof,
+        "assumed_shapes": state.assumed,
+        "open_inputs": state.open_inputs,
+        "summary": _summary(state),
+        # Left out where the engine's compiler was not asked.
+        **({"compiled": options.compiler_said} if options.compiler_said else {}),
+    }  # fmt: skip
 
 
 def text_of(report: Mapping[str, Any]) -> str:
@@ -125,7 +94,7 @@ def _conversion(done: Conversion | None) -> dict[str, Any] | None:
 def _summary(state: State) -> dict[str, Any]:
     sites, before, after = state.sites, state.before, state.after
     status = Counter(s.status for s in sites)
-    saved, cast = total([s.bytes_saved for s in sites]), state.conversion.cast_bytes if state.conversion else 0
+    saved, cast = total([s.bytes_saved for s in state.fused]), state.conversion.cast_bytes if state.conversion else 0
     return {
         "candidates": len(sites),
         "fused": status[FUSED],

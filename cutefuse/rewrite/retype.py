@@ -19,7 +19,7 @@ from onnx import ModelProto
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
-from cutefuse.graph.read import Graph, nodes_of, subgraphs
+from cutefuse.graph.read import Graph, nodes_of, opset_of, set_nodes, subgraphs
 from cutefuse.graph.scopes import names_of
 from cutefuse.graph.shapes import fault, inferred, settle_types
 from cutefuse.graph.store import check_convertible, inlined, load_weights
@@ -52,7 +52,7 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
     large = overflows(model)
     kept = name_and_lift(model, large)
     kept += [n.name for n in model.graph.node if n.name and any(fnmatchcase(m, p) for m in names_of(n) for p in keep)]
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    opset = opset_of(model)
     quantisers = ["QuantizeLinear", "DequantizeLinear"] if opset < HALF_SCALES_OPSET else []
     blocked = [*DEFAULT_OP_BLOCK_LIST, *quantisers, *_without_float16(model, opset)]
     sensitive = [n.name for n in model.graph.node if n.op_type in blocked]
@@ -69,8 +69,7 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
             f"ONNX Runtime's float16 converter fails on this model ({reason}); use --scope sites, or convert it first"
         ) from None
     nodes = in_order(list(converted.graph.node))  # the converter appends its Casts at the end
-    del converted.graph.node[:]
-    converted.graph.node.extend(nodes)
+    set_nodes(converted.graph, nodes)
     for place, output in passed_on:
         converted.graph.output.insert(place, output)
     settle_types(converted)  # the converter notes float16 for results that stay in float32, as a norm's statistics

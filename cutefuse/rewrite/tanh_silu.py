@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
-from cutefuse.graph.read import Graph, attribute, label
+from cutefuse.graph.read import Graph, attribute, label, remove, set_nodes
+from cutefuse.rewrite.apply import fresh
 from cutefuse.select.rules_tensorrt import shortcut_fault
 
-_TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+_TYPES = ("float32", "float16", "bfloat16")
 _BEHIND = ("Conv", "ConvTranspose", "BatchNormalization")
 LEFT = "its sum with a part of a wider tensor is computed wrongly by TensorRT 11.2 (NVIDIA/TensorRT 4854)"
 
@@ -78,21 +78,18 @@ def write(model: onnx.ModelProto, silus: Sequence[Silu]) -> None:
         silu = chosen.get(node.output[0]) if node.output else None
         if silu is not None:
             if silu.dtype not in halves:
-                halves[silu.dtype] = name = _free(f"half.{silu.dtype}", taken)
-                value = numpy_helper.from_array(np.array(0.5, _TYPES[silu.dtype]), name)
+                halves[silu.dtype] = name = fresh(f"half.{silu.dtype}", taken, ".")
+                value = numpy_helper.from_array(np.array(0.5, np.dtype(silu.dtype)), name)
                 nodes.insert(0, helper.make_node("Constant", [], [name], name=name, value=value))
             nodes += _tanh_form(silu, node.name, halves[silu.dtype], taken)
         elif not gates & set(node.output):
             nodes.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    stale = [v for v in model.graph.value_info if v.name in gates]
-    for info in stale:
-        model.graph.value_info.remove(info)
+    set_nodes(model.graph, nodes)
+    remove(model.graph.value_info, lambda v: v.name in gates)
 
 
 def _tanh_form(silu: Silu, name: str, half: str, taken: set[str]) -> list[NodeProto]:
-    inner, tanh, scaled, gate = (_free(f"{silu.y}.{part}", taken) for part in ("half", "tanh", "scaled", "gate"))
+    inner, tanh, scaled, gate = (fresh(f"{silu.y}.{part}", taken, ".") for part in ("half", "tanh", "scaled", "gate"))
     return [
         helper.make_node("Mul", [silu.x, half], [inner], name=inner),
         helper.make_node("Tanh", [inner], [tanh], name=tanh),
@@ -100,12 +97,3 @@ def _tanh_form(silu: Silu, name: str, half: str, taken: set[str]) -> list[NodePr
         helper.make_node("Add", [scaled, half], [gate], name=gate),
         helper.make_node("Mul", [silu.x, gate], [silu.y], name=name),
     ]
-
-
-def _free(name: str, taken: set[str]) -> str:
-    own, count = name, 0
-    while own in taken:
-        count += 1
-        own = f"{name}.{count}"
-    taken.add(own)
-    return own

@@ -9,13 +9,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
 from cutefuse.errors import CutefuseError, NothingToPatch
 from cutefuse.graph.body import DOMAIN, FORMAL
-from cutefuse.graph.read import Graph, read_tensor, remove, run_node
+from cutefuse.graph.read import Graph, read_tensor, remove, run_node, set_nodes
 from cutefuse.graph.shapes import inferred
 from cutefuse.graph.store import Writer, check_apart, data_path, inlined, load_model, uses_external_data, writer
 from cutefuse.operators.function import body_for, fused_nodes, graph_call
@@ -111,8 +110,7 @@ def _fold(model: ModelProto, folder: Path, kept: set[str], out: Writer) -> None:
     used = {name for n in nodes for name in n.input}
     gone = {name for name in consumed - used if not graph.escapes(name)}
     remove(model.graph.initializer, lambda t: t.name in gone)
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    set_nodes(model.graph, nodes)
     model.graph.initializer.extend(t for name, t in constants.items() if name in used)
 
 
@@ -126,7 +124,7 @@ def _evaluate(graph: Graph, node: NodeProto, values: Mapping[str, np.ndarray]) -
         elif name in graph.initializers and name not in graph.overridable:
             operands.append(read_tensor(graph.initializers[name], graph.folder))
         elif node.op_type == "CastLike" and i == 1 and (dtype := graph.dtype(name)):
-            operands.append(np.zeros(0, dtype=ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
+            operands.append(np.zeros(0, dtype=np.dtype(dtype)))
         else:
             return None
     return run_node(node, graph.opset, operands)

@@ -11,6 +11,7 @@ from typing import Any
 from onnx import NodeProto
 
 from cutefuse import kernels
+from cutefuse.graph.numbers import ELEMENT_BYTES
 from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import Call
 from cutefuse.match.answer import Joined, Match
@@ -22,7 +23,7 @@ from cutefuse.operators.conv_math import Geometry
 from cutefuse.select import times
 from cutefuse.select.compiled import Kernel, Record
 from cutefuse.select.price import MODELLED, Price
-from cutefuse.select.times import ELEMENT_BYTES, Convolution, Device, convolution_us, fused_us
+from cutefuse.select.times import Convolution, Device, convolution_us, fused_us
 from cutefuse.select.wiring import (
     CONVOLUTIONS,
     ELEMENTWISE,
@@ -123,8 +124,7 @@ class Model:
 
     def price(self, site: Site) -> Price:
         """What the site's own kernels save: `Prices` of the model."""
-        assert site.match is not None
-        own = self.own(site, site.match)
+        own = self.own(site, site.chosen)
         saved_us = own.before_us - own.after_us
         return Price(None if math.isnan(saved_us) else saved_us, MODELLED, self.fitted_to, own.why)
 
@@ -389,17 +389,16 @@ class Pricer:
     def parts(self, sites: Sequence[Site], wiring: Wiring) -> dict[str, float]:
         """The same, part by part, in microseconds; what a part costs is negative. `measured` is what was given of sites
         that were timed, the rest is the model's."""
-        matches = [s.match for s in sites if s.match]
+        matches = [s.chosen for s in sites]
         plain = wiring.unfused(*matches)
-        modelled = [s for s in sites if s.match and id(s) not in self.given]
+        modelled = [s for s in sites if id(s) not in self.given]
         parts: dict[str, float] = {}
         if len(modelled) < len(matches):
             parts["measured"] = sum(self.given[id(s)] for s in sites if id(s) in self.given)
         shared = 0.0
         merged: dict[str, NodeProto] = {}  # tensor -> a 1x1 convolution of it
         for site in modelled:
-            assert site.match is not None
-            own, conv = self.model.own(site, site.match), site.match.nodes[0]
+            own, conv = self.model.own(site, site.chosen), site.chosen.nodes[0]
             parts["engine_kernels"] = parts.get("engine_kernels", 0.0) + own.before_us
             parts["our_kernels"] = parts.get("our_kernels", 0.0) - own.after_us
             if own.convolution_us and len(plain.siblings(conv)) > 1:
@@ -407,7 +406,7 @@ class Pricer:
                 merged[conv.input[0]] = conv
         model = self.model
         parts["merged"] = shared + sum(model.merged_us(c, plain) - model.merged_us(c, wiring) for c in merged.values())
-        near, chosen = model.readers(matches, wiring), [s.match for s in modelled if s.match]
+        near, chosen = model.readers(matches, wiring), [s.chosen for s in modelled]
         after = [n for n in near.values() if n.op_type in ELEMENTWISE]
         near |= model.inside(chosen, plain) | model.laid_out(plain, wiring)
         parts["neighbours"] = model.saved_us(near.values(), plain, wiring) + model.inner_us(chosen, plain, wiring, near)
@@ -418,7 +417,7 @@ class Pricer:
         parts["widened"] = sum(widened_us(plain, t) - widened_us(wiring, t) for t in sorted(read))
         ends = {t for m in chosen for t in (*m.read, *m.outputs) if t}
         parts["late_start"] = sum(plain.late_us(t) - wiring.late_us(t) for t in sorted(ends))
-        low = [s.match for s in sites if s.cast_from and s.match]
+        low = [s.chosen for s in sites if s.cast_from]
         casts = {t for m in low for t in (*m.inputs, *m.outputs) if isinstance(t, str) and t}
         parts["casts"] = sum(plain.cast_us(t) - wiring.cast_us(t) for t in sorted(casts))
         return {part: us for part, us in parts.items() if us}

@@ -11,11 +11,12 @@ import math
 
 from onnx import NodeProto
 
+from cutefuse.graph.numbers import ELEMENT_BYTES
 from cutefuse.graph.read import attribute
 from cutefuse.match.conv.read import geometry_of
 from cutefuse.operators.conv_math import Geometry
 from cutefuse.select.gain import Model
-from cutefuse.select.times import ELEMENT_BYTES, Convolution
+from cutefuse.select.times import Convolution
 from cutefuse.select.wiring import CONVOLUTIONS, ELEMENTWISE, RANGES, Wiring
 
 # Nodes that read their inputs and write their output once.

@@ -15,6 +15,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from cutefuse.match.answer import Match
+from cutefuse.match.conv.build import PARALLEL
 from cutefuse.match.site import FUSED, LEFT_OUT, MERGED, Site
 from cutefuse.select.gain import Model, Pricer
 from cutefuse.select.network_time import network_us
@@ -73,21 +74,17 @@ class Choice:
         smaller match, and the rest must be restored, made legal and judged anew. price: figures to trust before the
         model's."""
         sites = self._sites
-        round_ = _Round(self._model, [s for s in sites if s.status == FUSED and s.match], self._policy, price)
+        round_ = _Round(self._model, [s for s in sites if s.status == FUSED], self._policy, price)
         if self._policy.all_sites or not round_.decide():
             return round_.finish()
         for site in (s for s in sites if id(s) in round_.changed):
             if smaller := round_.changed[id(site)]:
                 self._starts[id(site)].take(smaller)
-            elif site.match and len(site.match.outputs) > 1 and id(site) not in self.apart and _is_merged(site):
+            elif PARALLEL in site.chosen.takes and id(site) not in self.apart:
                 self.apart |= {id(s) for s in sites if s.status == MERGED and _shares(s, site)} | {id(site)}
             else:
                 self._starts.pop(id(site), None)
         return None
-
-
-def _is_merged(site: Site) -> bool:
-    return "parallel" in (site.match.takes if site.match else ())
 
 
 def _shares(other: Site, site: Site) -> bool:
@@ -112,7 +109,7 @@ class _Round:
             self.prices[id(site)] = price
         given = {i: p.saved_us for i, p in self.prices.items() if p.basis != MODELLED and p.saved_us is not None}
         self.pricer = Pricer(model, given)
-        self.wiring = model.plain.fused(*(s.match for s in sites if s.match))
+        self.wiring = model.plain.fused(*(s.chosen for s in sites))
         self.near = _neighbours(sites, model)
         self.gains: dict[int, float] = {}
         self.parts: dict[int, tuple[Wiring, dict[str, float]]] = {}  # of the gains, in which wiring
@@ -144,8 +141,7 @@ class _Round:
         return None
 
     def _least_us(self, site: Site) -> float:
-        assert site.match is not None
-        own = self.model.own(site, site.match)
+        own = self.model.own(site, site.chosen)
         # Where both kernels count as equally fast, what is not known of their times is not in the gain.
         return self.policy.least_us(own.before_us if self.model.engine.timed else 0.0)
 
@@ -159,8 +155,8 @@ class _Round:
 
     def _smaller(self, site: Site) -> None:
         """Try the smaller matches of a site, where the model alone prices it."""
-        best = site.match
-        if best is None or id(site) in self.pricer.given or math.isnan(self.gains[id(site)]):
+        best = site.chosen
+        if id(site) in self.pricer.given or math.isnan(self.gains[id(site)]):
             return
         if best.otherwise is None:
             site.take(best)
@@ -212,8 +208,7 @@ class _Round:
         """The sites that would not pay if the engine laid out the rest of the network the same without them."""
         found: list[Site] = []
         for site in self.sites.values() if self.model.between else []:
-            assert site.match is not None
-            plain = self.wiring.unfused(site.match)
+            plain = self.wiring.unfused(site.chosen)
             layout_us = self.model.saved_us(self.model.laid_out(plain, self.wiring).values(), plain, self.wiring)
             if layout_us and self._excess(site) < layout_us:
                 found.append(site)
@@ -234,7 +229,6 @@ class _Round:
     def _drop(self, group: Sequence[Site]) -> None:
         before, parts = self.wiring, self.pricer.parts(group, self.wiring)
         for site in group:
-            assert site.match is not None
             gain, price = self.gains[id(site)], self.prices[id(site)]
             measured = id(site) in self.pricer.given
             if math.isnan(gain):
@@ -247,12 +241,12 @@ class _Round:
                 asked = "" if least is None else f", less than --min-gain {least:g} us"
                 # The sum first: a line that is cut keeps what adds up.
                 words = [price.note, "" if measured and len(group) == 1 else self.model.sum_in_words(parts)]
-                words += [] if measured else [self.model.note(site, site.match, self.wiring)]
+                words += [] if measured else [self.model.note(site, site.chosen, self.wiring)]
                 shared = f" as its share of {len(group)} sites that need each other" if len(group) > 1 else ""
                 why = "; ".join(filter(None, words))
                 site.refuse(LEFT_OUT, f"{saves(gain)}{asked}{shared}" + (f" ({why})" if why else ""))
             self.changed[id(site)] = None
-            self.wiring = self.wiring.unfused(site.match)
+            self.wiring = self.wiring.unfused(site.chosen)
         for site in group:
             del self.sites[id(site)]
         # How the graph is laid out concerns all convolutions behind.
@@ -298,8 +292,7 @@ def _neighbours(sites: Sequence[Site], model: Model) -> dict[int, set[int]]:
     by_tensor: dict[str, set[int]] = {}
     touched: dict[int, set[str]] = {}
     for site in sites:
-        assert site.match is not None
-        near = [*site.nodes, *(u for o in site.match.outputs for u in model.graph.users(o))]
+        near = [*site.nodes, *(u for o in site.chosen.outputs for u in model.graph.users(o))]
         names = {t for n in near if len(n.input) + len(n.output) <= MOST_TIED for t in (*n.input, *n.output)}
         touched[id(site)] = names = {t for t in names if t and not model.graph.is_constant(t)}
         for name in names:

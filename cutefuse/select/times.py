@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
+from cutefuse.graph.numbers import ELEMENT_BYTES
 from cutefuse.kernels import Call
 from cutefuse.roofline.peaks import Peaks, boards, by_name, sharing
 
-ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1, "int32": 4, "int64": 8,
-                 "float64": 8, "bool": 1}  # fmt: skip
 _PRECISION = {"float32": "TF32", "float16": "FP16", "bfloat16": "BF16", "int8": "INT8", "float8_e4m3fn": "FP8"}
 # The board that a compute capability stands for where none is named.
 _USUAL = {80: "A100 SXM4 80GB", 86: "RTX 3090", 87: "Jetson AGX Orin 64GB", 89: "RTX 4090", 90: "H200", 100: "B200",

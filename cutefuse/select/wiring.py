@@ -13,11 +13,13 @@ from typing import ClassVar
 from onnx import NodeProto
 
 from cutefuse.graph.clean import has_no_effect
+from cutefuse.graph.numbers import ELEMENT_BYTES
 from cutefuse.graph.read import Graph, attribute
-from cutefuse.match.answer import Match
+from cutefuse.kernels import Tensor
+from cutefuse.match.answer import Match, Operand
 from cutefuse.match.conv.image import IMAGE
 from cutefuse.select.tally import Tally
-from cutefuse.select.times import ELEMENT_BYTES, NORM_US, Convolution, Device, device_of
+from cutefuse.select.times import NORM_US, Convolution, Device, device_of
 
 RANGES = ("Split", "Slice")
 ENLARGED = ("Resize", "Upsample")
@@ -176,15 +178,7 @@ class Wiring:
 
     def fused(self, *matches: Match) -> Wiring:
         """The same graph with more matches fused, one after the other."""
-        result = self._copy()
-        for match in matches:
-            result = result._beside(match)
-            result.awaited.add(result._last_operand(match))
-            result.made.put([o for o in match.outputs if o], 1)
-            result.read.add(match.read)
-            result.given.add(_given(match))
-            result.low_made.put(result._low_outputs(match), 1)
-            result.low_read.add(result._low_operands(match))
+        result = self._with(matches, 1)
         waiting = {id(n): n for m in matches for n in m.nodes if id(n) not in result.gone}
         found = None
         while found != []:  # the first pass takes all where the nodes are in order
@@ -197,16 +191,21 @@ class Wiring:
 
     def unfused(self, *matches: Match) -> Wiring:
         """The same graph without some matches: all their nodes come back, since their outputs need them."""
+        result = self._with(matches, -1)
+        result.gone.put((id(n) for match in matches for n in match.nodes), 0)
+        return result
+
+    def _with(self, matches: Sequence[Match], by: int) -> Wiring:
+        """The same graph where these matches read and make their tensors once more (1) or once less (-1)."""
         result = self._copy()
         for match in matches:
             result = result._beside(match)
-            result.awaited.add(result._last_operand(match), -1)
-            result.made.put(match.outputs, 0)
-            result.read.add(match.read, -1)
-            result.given.add(_given(match), -1)
-            result.low_made.put(match.outputs, 0)
-            result.low_read.add(result._low_operands(match), -1)
-            result.gone.put(map(id, match.nodes), 0)
+            result.awaited.add(result._last_operand(match), by)
+            result.made.put(filter(None, match.outputs), max(by, 0))
+            result.read.add(match.read, by)
+            result.given.add(match.read[:1] if IMAGE in match.takes else (), by)
+            result.low_made.put(result._low(match.outputs, match.call.outputs), max(by, 0))
+            result.low_read.add(result._low(match.inputs, match.call.inputs), by)
         return result
 
     def _copy(self) -> Wiring:
@@ -223,13 +222,10 @@ class Wiring:
         changed = any(n is not None and n.op_type in _SEEN_THROUGH for n in makers)
         return replace(self, _sources={}) if changed else self
 
-    def _low_operands(self, match: Match) -> list[str]:
-        pairs = zip(match.inputs, match.call.inputs, strict=True)
-        return [i for i, t in pairs if isinstance(i, str) and self.graph.dtype(i) not in (None, t.dtype)]
-
-    def _low_outputs(self, match: Match) -> list[str]:
-        pairs = zip(match.outputs, match.call.outputs, strict=True)
-        return [o for o, t in pairs if o and self.graph.dtype(o) not in (None, t.dtype)]
+    def _low(self, names: Sequence[Operand], tensors: Sequence[Tensor]) -> list[str]:
+        """Those of a match's tensors that it has in another type than the graph."""
+        pairs = zip(names, tensors, strict=True)
+        return [n for n, t in pairs if isinstance(n, str) and self.graph.dtype(n) not in (None, t.dtype)]
 
     def _last_operand(self, match: Match) -> list[str]:
         """The tensor that a fused convolution reads and that is made last; none of a norm."""
@@ -354,9 +350,12 @@ class Wiring:
         return [n for n in users.values() if self.alive(n) and self.is_pointwise(n)]
 
     def is_pointwise(self, conv: NodeProto) -> bool:
-        """Whether a convolution takes each pixel by itself."""
+        """Whether a convolution's filter is 1x1, over every pixel and all channels."""
         if (known := self._pointwise.get(id(conv))) is None:
-            known = self._pointwise[id(conv)] = is_pointwise(self.graph, conv)
+            dims = self.graph.dims(conv.input[1]) if len(conv.input) > 1 else None
+            plain = all(s == 1 for s in attribute(conv, "strides", (1, 1))) and attribute(conv, "group", 1) == 1
+            known = dims is not None and tuple(dims[2:]) == (1, 1) and plain and not any(attribute(conv, "pads", (0,)))
+            self._pointwise[id(conv)] = known
         return known
 
     def _is_gated(self, node: NodeProto) -> bool:
@@ -407,27 +406,12 @@ class Wiring:
         return not any(m for m in makers if self.alive(m) and m and m.op_type in ("Conv", *ELEMENTWISE))
 
 
-def _given(match: Match) -> tuple[str, ...]:
-    return match.read[:1] if IMAGE in match.takes else ()
-
-
 def is_between(node: NodeProto) -> bool:
     """Whether an enlargement computes its pixels from several others."""
     return attribute(node, "mode", "nearest") not in ("nearest", b"nearest")
 
 
-def is_pointwise(graph: Graph, conv: NodeProto) -> bool:
-    """Whether a convolution's filter is 1x1, over every pixel and all channels."""
-    dims = graph.dims(conv.input[1]) if len(conv.input) > 1 else None
-    plain = all(s == 1 for s in attribute(conv, "strides", (1, 1))) and attribute(conv, "group", 1) == 1
-    return dims is not None and tuple(dims[2:]) == (1, 1) and plain and not any(attribute(conv, "pads", (0,)))
-
-
-def wiring(
-    graph: Graph,
-    engine: Engine,
-    device: Device | None = None,
-) -> Wiring:
+def wiring(graph: Graph, engine: Engine, device: Device | None = None) -> Wiring:
     """The graph with nothing fused; by default on the GPU that the times were taken on."""
     convolutions = [n for n in graph.nodes if n.op_type in CONVOLUTIONS]
     position = {id(n): i for i, n in enumerate(graph.nodes)}

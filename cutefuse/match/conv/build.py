@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from onnx import NodeProto
 
 from cutefuse import kernels
+from cutefuse.graph.numbers import ELEMENT_BYTES
 from cutefuse.graph.read import Graph, attribute
 from cutefuse.kernels import Call
 from cutefuse.match import before as views
@@ -30,7 +31,7 @@ from cutefuse.match.pre_activation import PreActivation, fronts, grouped, pre_ac
 from cutefuse.match.quant.read import is_quantised
 from cutefuse.match.sizes import shape_of
 from cutefuse.operators import concat_conv, conv_form, conv_math
-from cutefuse.operators.conv_call import ELEMENT_BYTES, make_call, sources_of
+from cutefuse.operators.conv_call import make_call, sources_of
 from cutefuse.operators.conv_form import Form, Source, most_outputs, most_sources
 from cutefuse.operators.layouts import HWC8, NHWC
 
@@ -38,54 +39,35 @@ RESIDUAL, PARALLEL, SINGLE, PRE_ACTIVATION, ALONE = "residual", "parallel", "sin
 DEPTHWISE = "depthwise"
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """What the caller takes. alone: a Conv is a site with nothing but its bias and affine steps too."""
-
-    alone: bool = False
-    layout: int = HWC8
+def _legal(found: Match | Refusal | None) -> Match | None:
+    """The answer where it is a match that the kernels can run."""
+    return found if isinstance(found, Match) and not kernels.reject(found.call) else None
 
 
-def match(graph: Graph, node: NodeProto, alone: bool = False, layout: int = HWC8) -> Match | Refusal | None:
-    """The site around a Conv: the match that fuses most, or why there is none.
-
-    alone: a Conv is a site with nothing but its bias and affine steps too. layout: of the node that it becomes.
-    """
-    wanted = _Wanted(alone, layout)
-    found, spread = _match_alike(graph, node, wanted), _spread(graph, node, wanted)
-    if isinstance(spread, Match) and not (reason := kernels.reject(spread.call)):
-        return replace(spread, otherwise=found if isinstance(found, Match) else None)
-    if spread is None or isinstance(found, Refusal):
-        return found
-    reason = spread.reason if isinstance(spread, Refusal) else f"the DepthToSpace behind it stays: {reason}"
-    return noted(found, reason) if found else Refusal(reason, (node,))
-
-
-def _match_alike(graph: Graph, node: NodeProto, wanted: _Wanted) -> Match | Refusal | None:
+def _match_alike(graph: Graph, node: NodeProto, wanted: ConvSites) -> Match | Refusal | None:
     """The site of a Conv whose filters are channels of the pixel that they compute."""
     before = pre_activation(graph, node)
     own = _pre_activated(graph, node, before, wanted.layout) if before else ""
     found = _with_pools(graph, node, wanted, _with_steps(graph, node, wanted, _match_plain(graph, node, wanted)))
     if isinstance(own, str):
         return noted(found, own) if own and isinstance(found, Match) else Refusal(own, (node,)) if own else found
-    plain = found if isinstance(found, Match) and not kernels.reject(found.call) else None
+    plain = _legal(found)
     for smaller in reversed(own):
         plain = replace(smaller, otherwise=plain)
     return plain
 
 
-def _spread(graph: Graph, node: NodeProto, wanted: _Wanted) -> Match | Refusal | None:
+def _spread(graph: Graph, node: NodeProto, layout: int) -> Match | Refusal | None:
     """The site of a convolution whose outputs are spread over squares of pixels, with the Concat in front of it where
     that is legal; None of a Conv without DepthToSpace."""
     joined = conv_facts.find_concat(graph, node, most_sources())
     fits = isinstance(joined, Front) and len(joined.sources) <= most_sources()
     fronts = [*([joined] if isinstance(joined, Front) and fits else []), conv_facts.one_source(graph, node)]
-    answers = [_spread_over(graph, node, front, wanted) for front in fronts]
-    legal = (a for a in answers if isinstance(a, Match) and not kernels.reject(a.call))
-    return next(legal, answers[-1])
+    answers = [_spread_over(graph, node, front, layout) for front in fronts]
+    return next(filter(_legal, answers), answers[-1])
 
 
-def _spread_over(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) -> Match | Refusal | None:
+def _spread_over(graph: Graph, node: NodeProto, site: Front, layout: int) -> Match | Refusal | None:
     nodes = (node, *site.nodes)
     facts = conv_facts.broken(graph, node, nodes) or conv_facts.read(graph, node, site)
     if isinstance(facts, Refusal):
@@ -101,7 +83,7 @@ def _spread_over(graph: Graph, node: NodeProto, site: Front, wanted: _Wanted) ->
     if fault := folded.reject():
         return Refusal(fault, (*nodes, *chain.nodes))
     operands = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
-    built = _built(graph, node, site, facts, folded, operands, chain, None, wanted.layout)
+    built = _built(graph, node, site, facts, folded, operands, chain, None, layout)
     moved = {t: Traffic(graph.dims(t) or (-1,), ELEMENT_BYTES[facts.dtype]) for t in stored}
     return replace(built, traffic={**built.traffic, **moved})
 
@@ -143,49 +125,47 @@ def _pre_activated(graph: Graph, node: NodeProto, before: PreActivation, layout:
     return matches or reason
 
 
-def _match_plain(graph: Graph, node: NodeProto, wanted: _Wanted) -> Match | Refusal | None:
+def _match_plain(graph: Graph, node: NodeProto, wanted: ConvSites) -> Match | Refusal | None:
     """The site of a Conv that multiplies what it reads as it is."""
     found: Match | Refusal | None = None
     # Sources of an inner Concat may be illegal where their join is not (two and six float32 channels).
     for flatten_to in (most_sources(), 0):
         front = conv_facts.find_concat(graph, node, flatten_to)
         found = _match(graph, node, front, wanted) if isinstance(front, conv_facts.Front) else front
-        if not isinstance(found, Match) or not kernels.reject(found.call):
+        if not isinstance(found, Match):
             break
-    if isinstance(found, Match) and not kernels.reject(found.call):
-        return found
+        if _legal(found):
+            return found
     behind = _match(graph, node, conv_facts.one_source(graph, node), wanted)
     if found is None:
         return _near(graph, node, behind)
-    if not isinstance(behind, Match) or kernels.reject(behind.call):
+    if (legal := _legal(behind)) is None:
         return found
     # What cannot be fused with its Concat may still be fused behind it.
     reason = found.reason if isinstance(found, Refusal) else kernels.reject(found.call)
-    return noted(behind, f"'{node.input[0]}' is read as it is: {reason}")
+    return noted(legal, f"'{node.input[0]}' is read as it is: {reason}")
 
 
 def _with_pools(
-    graph: Graph, node: NodeProto, wanted: _Wanted, plain: Match | Refusal | None
+    graph: Graph, node: NodeProto, wanted: ConvSites, plain: Match | Refusal | None
 ) -> Match | Refusal | None:
     """The site of a Conv, first with the average pool or slices in front of it, or with a note why they stay."""
     found = wider(graph, node)
     if isinstance(found, str):
         return noted(plain, found) if isinstance(plain, Match) else plain or Refusal(found, (node,))
     for front, facts in reversed(found):
-        whole = _match(graph, node, front, wanted, facts)
-        if isinstance(whole, Match) and not kernels.reject(whole.call):
-            plain = _before(whole, plain if isinstance(plain, Match) and not kernels.reject(plain.call) else None)
+        if whole := _legal(_match(graph, node, front, wanted, facts)):
+            plain = _before(whole, _legal(plain))
     return plain
 
 
 def _with_steps(
-    graph: Graph, node: NodeProto, wanted: _Wanted, plain: Match | Refusal | None
+    graph: Graph, node: NodeProto, wanted: ConvSites, plain: Match | Refusal | None
 ) -> Match | Refusal | None:
     """The site of a Conv, first with the affine steps in front of it in its filter."""
     for front in reversed(conv_facts.behind_steps(graph, node, most_sources())):
-        whole = _match(graph, node, front, wanted)
-        if isinstance(whole, Match) and not kernels.reject(whole.call):
-            plain = _before(whole, plain if isinstance(plain, Match) and not kernels.reject(plain.call) else None)
+        if whole := _legal(_match(graph, node, front, wanted)):
+            plain = _before(whole, _legal(plain))
     return plain
 
 
@@ -212,7 +192,7 @@ def noted(found: Match, note: str) -> Match:
 
 
 def _match(
-    graph: Graph, node: NodeProto, site: Front, wanted: _Wanted, facts: conv_facts.Facts | Refusal | None = None,
+    graph: Graph, node: NodeProto, site: Front, wanted: ConvSites, facts: conv_facts.Facts | Refusal | None = None,
     steps: float = math.inf,
 ) -> Match | Refusal | None:  # fmt: skip
     """The site of a Conv over a front. `facts`: those of another filter that computes what is in front as well.
@@ -327,31 +307,6 @@ def _built(
     )  # fmt: skip
 
 
-def merge_key(found: Match) -> Hashable | None:
-    """Convolutions of the same sources with the same geometry and activation can be one, with more filters."""
-    form = conv_form.form_of(found.call.op_type)
-    if form != Form(form.sources, form.suffix, form.view) or POOLS in found.takes:
-        return None
-    attrs = tuple((name, tuple(values)) for name, values in found.call.attrs.items())  # type: ignore[arg-type]
-    return found.call.op_type, found.inputs[: form.sources], attrs, found.call.dtype
-
-
-def merge(matches: Sequence[Match]) -> list[tuple[list[int], Match]]:
-    """(positions, match) of convolutions of equal key that become one; the others stay single."""
-    # Vectors must not straddle two outputs: filters in whole vectors come first, and one other may be the last.
-    waiting = sorted(range(len(matches)), key=lambda i: matches[i].call.outputs[0].dims[1] % 8 != 0)
-    done = []
-    while len(waiting) > 1:
-        for count in range(min(most_outputs(), len(waiting)), 1, -1):
-            if merged := _merged([matches[i] for i in waiting[:count]]):
-                done.append((waiting[:count], merged))
-                waiting = waiting[count:]
-                break
-        else:
-            waiting = waiting[1:]
-    return done
-
-
 def _merged(matches: Sequence[Match]) -> Match | None:
     first = matches[0]
     form = replace(conv_form.form_of(first.call.op_type), outputs=len(matches))
@@ -399,12 +354,35 @@ class ConvSites(Finder):
         if is_quantised(graph, node, self.layout == NHWC):
             return None
         if node.op_type == "ConvTranspose":
-            found = _spread(graph, node, _Wanted(layout=self.layout))
+            found = _spread(graph, node, self.layout)
             return transposed(graph, node, found.reason) if isinstance(found, Refusal) else found
-        return match(graph, node, self.alone, self.layout)
+        found, spread = _match_alike(graph, node, self), _spread(graph, node, self.layout)
+        if isinstance(spread, Match) and not (reason := kernels.reject(spread.call)):
+            return replace(spread, otherwise=found if isinstance(found, Match) else None)
+        if spread is None or isinstance(found, Refusal):
+            return found
+        reason = spread.reason if isinstance(spread, Refusal) else f"the DepthToSpace behind it stays: {reason}"
+        return noted(found, reason) if found else Refusal(reason, (node,))
 
     def merge_key(self, match: Match) -> Hashable | None:
-        return merge_key(match)
+        """Convolutions of the same sources with the same geometry and activation can be one, with more filters."""
+        form = conv_form.form_of(match.call.op_type)
+        if form != Form(form.sources, form.suffix, form.view) or POOLS in match.takes:
+            return None
+        attrs = tuple((name, tuple(values)) for name, values in match.call.attrs.items())  # type: ignore[arg-type]
+        return match.call.op_type, match.inputs[: form.sources], attrs, match.call.dtype
 
     def merge(self, matches: Sequence[Match]) -> list[tuple[list[int], Match]]:
-        return merge(matches)
+        """(positions, match) of convolutions of equal key that become one; the others stay single."""
+        # Vectors must not straddle two outputs: filters in whole vectors come first, and one other may be the last.
+        waiting = sorted(range(len(matches)), key=lambda i: matches[i].call.outputs[0].dims[1] % 8 != 0)
+        done = []
+        while len(waiting) > 1:
+            for count in range(min(most_outputs(), len(waiting)), 1, -1):
+                if merged := _merged([matches[i] for i in waiting[:count]]):
+                    done.append((waiting[:count], merged))
+                    waiting = waiting[count:]
+                    break
+            else:
+                waiting = waiting[1:]
+        return done

@@ -410,18 +410,11 @@ def geometry_of(conv: NodeProto, kernel: tuple[int, int], size: Sequence[int]) -
     return Geometry(kernel, strides, (pads[0], pads[1], pads[2], pads[3]), dilations)
 
 
-def numpy_type(dtype: str) -> np.dtype[np.generic]:
-    """The type of NumPy for one of DTYPES."""
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-
-
 def keeps_precision(exact: np.ndarray, dtype: str, unit: np.ndarray | float = 1.0) -> bool:
     """Whether a filter [K, C, R, S] is as precise in `dtype` as its largest value of each output allows. `unit`: what
     its values are measured in, positive, as [C, 1, 1] for each input channel."""
     with np.errstate(all="ignore"):
-        error = np.abs(exact.astype(numpy_type(dtype)).astype(np.float64) - exact) / unit
+        error = np.abs(exact.astype(np.dtype(dtype)).astype(np.float64) - exact) / unit
         error, largest = (v.reshape(len(exact), -1).max(axis=1, initial=0.0) for v in (error, np.abs(exact) / unit))
         allowed = 2 * EPSILONS.get(dtype, 2.0**-23)
         return bool(np.all((error <= allowed * largest) & (largest < LARGEST_FOLDED)))  # false for NaN
@@ -475,7 +468,7 @@ class Folded:
     def packed(self, channels: Sequence[int], form: Form) -> np.ndarray:
         """The filter matrix [K, columns] in the activation type, packed for sources of these channel counts."""
         scale, _ = self._scale_and_shift()
-        w = self._filter(scale).astype(numpy_type(self._facts.dtype))
+        w = self._filter(scale).astype(np.dtype(self._facts.dtype))
         return pack_depthwise(w) if form.depthwise else pack(w, channels, form)
 
     def constants(self, sources: Sequence[Source], call: Call) -> list[Constant]:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 from onnx import NodeProto
 
+from cutefuse.graph.numbers import ELEMENT_BYTES
 from cutefuse.graph.read import Graph
 from cutefuse.match.answer import Constant, Finder, Match, Refusal, Traffic
 from cutefuse.match.norm import read as norm_facts
-from cutefuse.operators import norm_math, row_norm
-from cutefuse.operators.row_norm import SIZES
+from cutefuse.operators import row_norm
 
 
 class NormSites(Finder):
@@ -59,7 +59,7 @@ class NormSites(Finder):
                 return norm_facts.parameter_values(graph, tensor, columns, param, fill)
 
             parameters.append(Constant(name, (columns,), param, make))
-        call = norm_math.make_call(dims, norm.layer, norm.total is not None, norm.epsilon, dtype, param, columns)
+        call = row_norm.make_call(dims, norm.layer, norm.total is not None, norm.epsilon, dtype, param, columns)
         inputs: tuple[str | Constant, ...] = (norm.x, *parameters)
         outputs: tuple[str, ...] = (norm.y,)
         if norm.total is not None:
@@ -67,5 +67,5 @@ class NormSites(Finder):
             inputs, outputs = (*norm.total.input, *parameters), (norm.y, norm.x if needed else "")
         made = [o for n in norm.nodes for o in n.output if o and o not in outputs]
         wide = [o for o in made if norm_facts.last_size(graph, o) == columns]
-        saved = {o: Traffic(dims, SIZES.get(graph.dtype(o) or dtype, 4)) for o in wide}
+        saved = {o: Traffic(dims, ELEMENT_BYTES.get(graph.dtype(o) or dtype, 4)) for o in wide}
         return Match(call, norm.nodes, inputs, outputs, saved)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-import ml_dtypes
 import numpy as np
 from onnx import NodeProto
 
@@ -330,5 +329,4 @@ def parameter_values(graph: Graph, tensor: str, columns: int, dtype: str, fill: 
     """gamma or beta as a vector of `columns` in a NumPy type; `fill` where there is none."""
     value = graph.constant(tensor) if tensor else None
     vector = np.full(columns, fill, np.float32) if value is None else value
-    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    return np.ascontiguousarray(np.broadcast_to(vector.reshape(-1), (columns,)).astype(kind))
+    return np.ascontiguousarray(np.broadcast_to(vector.reshape(-1), (columns,)).astype(np.dtype(dtype)))

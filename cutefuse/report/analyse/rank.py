@@ -107,13 +107,13 @@ class _Times:
 
     def __init__(self, engine: Engine, graph: Graph, sites: Sequence[Site], peaks: Peaks | None) -> None:
         self.engine, self.peaks = engine, peaks
-        doomed = plan(graph, sites)
+        fused = [s for s in sites if s.status == FUSED]
+        doomed = plan(graph, fused)
         self.gone = {label(n) for n in graph.nodes if id(n) in doomed.dead}
         self.by_node: dict[str, list[Layer]] = defaultdict(list)
         for layer in engine.layers:
             for name in layer.onnx:
                 self.by_node[name].append(layer)
-        fused = [s for s in sites if s.status == FUSED and s.match]
         self.readers: dict[str, int] = defaultdict(int)  # node -> how many fused sites take it in
         self.claims: dict[int, int] = defaultdict(int)  # layer -> how many fused sites it works for
         self.anchored: set[int] = set()  # layers that compute the anchor of a convolution

@@ -18,12 +18,12 @@ def run(state: State, out: Writer) -> None:
     """
     model, graph = state.model, state.graph
     if state.fused:
-        apply_sites(graph, state.sites, state.doomed, out, state.sha256)
+        apply_sites(graph, state.fused, state.doomed, out, state.sha256)
     tanh_silu.write(model, state.rewritten)
     if state.layout == NHWC:
         islands.lay(model, state.source.parent)
     if state.options.functions:
-        add_bodies(model, graph, new_calls(state.sites))
+        add_bodies(model, graph, new_calls(state.fused))
     state.after = op_counts(model.graph)
     written = out.save(model)
     if state.options.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 from onnx import ModelProto
@@ -17,8 +18,7 @@ def run(state: State) -> None:
     state.model, state.conversion = whole(state.model, state.source.parent, options)
     done = state.conversion
     if done and done.scope == "model" and done.changed and options.verify and not options.dry_run:
-        state.converted = ModelProto()
-        state.converted.CopyFrom(state.model)
+        state.converted = deepcopy(state.model)
 
 
 def sites(state: State) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper
+from onnx import NodeProto, helper
 
 from cutefuse import kernels
 from cutefuse.graph.body import DOMAIN
@@ -16,7 +17,7 @@ from cutefuse.graph.runner import LacksOperator
 from cutefuse.graph.store import load_model
 from cutefuse.graph.verify import Probe, verify
 from cutefuse.match.answer import Constant, Match
-from cutefuse.match.site import FUSED, Site
+from cutefuse.match.site import Site
 from cutefuse.operators import concat_conv
 from cutefuse.operators.layouts import TO_NCHW
 from cutefuse.progress import spinner
@@ -35,18 +36,17 @@ def run(state: State, folder: Path) -> None:
     if not state.options.verify:
         return
     source, graph, options = state.source, state.graph, state.options
-    fused = [s for s in state.fused if s.match]
+    fused = state.fused
     model, added = graph.model, _left_out(graph, fused)
     if added or not options.functions:
-        model = ModelProto()
-        model.CopyFrom(graph.model)
+        model = deepcopy(graph.model)
         model.graph.node.extend(added)
     if not options.functions:
         add_bodies(model, graph, new_calls(fused))
     # Of what is written anew without a fused node.
     dtypes = [s.dtype for s in state.rewritten] + [graph.dtype(b.tensor) or "float32" for b in state.branches]
     tolerance = max(
-        [s.op.tolerance(s.match.call.dtype) for s in fused if s.match]
+        [s.op.tolerance(s.chosen.call.dtype) for s in fused]
         + [concat_conv.OPERATOR.tolerance(dtype) for dtype in dtypes],
         default=concat_conv.OPERATOR.tolerance("float32"),  # nothing new: nodes of another layout were turned
     )
@@ -65,7 +65,7 @@ def run(state: State, folder: Path) -> None:
 
 def _probes(graph: Graph, sites: Sequence[Site]) -> list[Probe]:
     """Every tensor that a fused site makes for others."""
-    fused = [(s.name, s.match, _gain(graph, s.match)) for s in sites if s.match]
+    fused = [(s.name, s.chosen, _gain(graph, s.chosen)) for s in sites]
     return [
         Probe(name, t, _inner(match, t), *_alike(match), gain if t == match.outputs[0] else None)
         for name, match, gain in fused
@@ -116,10 +116,10 @@ def _left_out(graph: Graph, sites: Sequence[Site]) -> list[NodeProto]:
     fused = {n.name: n for n in graph.proto.node if n.domain == DOMAIN}
     made = {o for n in graph.proto.node for o in n.output}
     found = list[NodeProto]()
-    for site in (s for s in sites if s.status == FUSED and s.match):
-        node, match = fused[site.name], site.match
-        dtypes = [t.dtype for t in match.call.outputs] if match else []
-        for own, name, dtype in zip(node.output, match.outputs if match else (), dtypes, strict=True):
+    for site in sites:
+        node, match = fused[site.name], site.chosen
+        dtypes = [t.dtype for t in match.call.outputs]
+        for own, name, dtype in zip(node.output, match.outputs, dtypes, strict=True):
             if not name or name in made:
                 continue
             steps: list[tuple[str, dict[str, Any]]] = []
