@@ -213,6 +213,8 @@ constexpr Op op_of(char const *name, Span<Variant> variants, Span<AttrSpec> attr
       [](Plan const &from, Operands const &operands) { return launch(kFamily, from, operands); }};
 }
 
+// Where an attribute stands in Op::attrs, -1 where the operator does not have it.
+std::int32_t find_attribute(Op const &op, char const *name);
 // Whether the call is legal on its device.
 char const *reject(Op const &op, Call const &call);
 // The tile that runs where tile `id` is asked for: itself, or its heir when it has been retired; 0 for an unknown id.
