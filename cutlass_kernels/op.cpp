@@ -85,8 +85,6 @@ namespace {
 
 constexpr std::int32_t kMostConfigs = 256;
 
-bool runs_on(Config const &tile, std::int32_t sm) { return (sm == 0 || sm >= tile.min_sm) && offers(sm, tile.needs); }
-
 // Why tile `asked` is not legal. call.config is that tile, or its heir where it was retired.
 char const *refuse_tile(Op const &op, Call const &call, std::int32_t asked) {
   Config const *const tile = find_id(op.configs_table, call.config);
@@ -95,7 +93,7 @@ char const *refuse_tile(Op const &op, Call const &call, std::int32_t asked) {
   }
   Type const type = call.inputs[0].type;
   char const *what = (tile->type_mask & bit_of(type)) == 0 ? name_of(type) : nullptr;
-  if (what == nullptr) what = runs_on(*tile, call.sm) ? op.obstacle(call, call.config) : "this call";
+  if (what == nullptr) what = offers(call.sm, tile->needs) ? op.obstacle(call, call.config) : "this call";
   return sentence("%s: tile %d cannot run %s on compute capability %d.%d; ask configs() for the legal ones", op.name,
                   asked, what, call.sm / 10, call.sm % 10);
 }
