@@ -73,7 +73,7 @@ std::string describe_architecture(Architecture const &a) {
 
 std::string describe_config(Config const &c) {
   return "{\"id\": " + std::to_string(c.id) + ", \"name\": " + quoted(c.name) +
-         ", \"min_sm\": " + std::to_string(c.min_sm) + ", \"kind\": " + quoted(c.kind) +
+         ", \"min_sm\": " + std::to_string(oldest(c.needs)) + ", \"kind\": " + quoted(c.kind) +
          ", \"needs\": " + features_of(c.needs) + ", \"types\": " + types_of(c.type_mask) + "}";
 }
 

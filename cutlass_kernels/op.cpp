@@ -27,6 +27,12 @@ Span<Op const *> operators() {
   return kOps;
 }
 
+std::int32_t find_attribute(Op const &op, char const *name) {
+  std::int32_t i = op.attrs.size - 1;
+  while (i >= 0 && std::strcmp(op.attrs[i].name, name) != 0) --i;
+  return i;
+}
+
 char const *sentence(char const *format, ...) {
   thread_local char text[512];
   char made[sizeof(text)];  // an argument may point to the sentence made before, in `text`
@@ -41,9 +47,8 @@ namespace {
 
 // The value of attribute kTileAttr, 0 where the operator does not have it.
 std::int64_t tile_attribute(Op const &op, AttrValue const *attrs) {
-  auto const same = [](AttrSpec const &spec) { return std::strcmp(spec.name, kTileAttr.name) == 0; };
-  AttrSpec const *const spec = std::find_if(op.attrs.begin(), op.attrs.end(), same);
-  return spec == op.attrs.end() ? 0 : attrs[spec - op.attrs.begin()].ints[0];
+  std::int32_t const i = find_attribute(op, kTileAttr.name);
+  return i < 0 ? 0 : attrs[i].ints[0];
 }
 
 char const *reject_tile(Op const &op, Call const &call) {
@@ -80,8 +85,6 @@ namespace {
 
 constexpr std::int32_t kMostConfigs = 256;
 
-bool runs_on(Config const &tile, std::int32_t sm) { return (sm == 0 || sm >= tile.min_sm) && offers(sm, tile.needs); }
-
 // Why tile `asked` is not legal. call.config is that tile, or its heir where it was retired.
 char const *refuse_tile(Op const &op, Call const &call, std::int32_t asked) {
   Config const *const tile = find_id(op.configs_table, call.config);
@@ -90,7 +93,7 @@ char const *refuse_tile(Op const &op, Call const &call, std::int32_t asked) {
   }
   Type const type = call.inputs[0].type;
   char const *what = (tile->type_mask & bit_of(type)) == 0 ? name_of(type) : nullptr;
-  if (what == nullptr) what = runs_on(*tile, call.sm) ? op.obstacle(call, call.config) : "this call";
+  if (what == nullptr) what = offers(call.sm, tile->needs) ? op.obstacle(call, call.config) : "this call";
   return sentence("%s: tile %d cannot run %s on compute capability %d.%d; ask configs() for the legal ones", op.name,
                   asked, what, call.sm / 10, call.sm % 10);
 }

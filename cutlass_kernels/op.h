@@ -69,11 +69,10 @@ struct Variant {
 // One tile of the table. `id` is positive, is the TensorRT tactic, and never changes: engines store it.
 struct Config {
   std::int32_t id;
-  std::int32_t min_sm;  // compute capability * 10 from which it runs
   char const *name;
   char const *kind;         // how the kernel works, in one word; tells tiles of the same size apart
   std::uint32_t type_mask;  // types of the activations that it takes, a bit_of() each
-  std::uint32_t needs = 0;  // Features (architecture.h) that not every GPU from min_sm on has
+  std::uint32_t needs = 0;  // Features (architecture.h) that not every GPU has
 };
 
 constexpr std::uint32_t bit_of(Type type) { return 1u << static_cast<std::int32_t>(type); }
@@ -213,6 +212,8 @@ constexpr Op op_of(char const *name, Span<Variant> variants, Span<AttrSpec> attr
       [](Plan const &from, Operands const &operands) { return launch(kFamily, from, operands); }};
 }
 
+// Where an attribute stands in Op::attrs, -1 where the operator does not have it.
+std::int32_t find_attribute(Op const &op, char const *name);
 // Whether the call is legal on its device.
 char const *reject(Op const &op, Call const &call);
 // The tile that runs where tile `id` is asked for: itself, or its heir when it has been retired; 0 for an unknown id.

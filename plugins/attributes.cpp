@@ -37,9 +37,8 @@ char const *Attributes::parse(Op const &op, nvinfer1::PluginFieldCollection cons
   }
   for (std::int32_t f = 0; f < fields.nbFields; ++f) {
     PluginField const &field = fields.fields[f];
-    std::int32_t i = 0;
-    while (i < op.attrs.size && (field.name == nullptr || std::strcmp(field.name, op.attrs[i].name) != 0)) ++i;
-    if (i == op.attrs.size) {
+    std::int32_t const i = field.name == nullptr ? -1 : find_attribute(op, field.name);
+    if (i < 0) {
       return sentence("%s: attribute '%s' does not exist; remove it", op.name, field.name ? field.name : "(no name)");
     }
     if (given[i]) return sentence("%s: attribute '%s' is given twice", op.name, field.name);
@@ -79,28 +78,22 @@ char const *Attributes::parse(Op const &op, nvinfer1::PluginFieldCollection cons
 }
 
 std::int64_t const *AttrCall::ints(char const *attribute) const {
-  for (std::int32_t i = 0; i < op.attrs.size; ++i) {
-    if (std::strcmp(op.attrs[i].name, attribute) == 0 && attrs[i].ints != nullptr) return attrs[i].ints;
-  }
+  std::int32_t const i = find_attribute(op, attribute);
+  if (i >= 0 && attrs[i].ints != nullptr) return attrs[i].ints;
   throw std::out_of_range(std::string(op.name) + " has no integer attribute '" + attribute + "'");
 }
 
 std::int32_t const *AttrCall::axes() const {
-  for (std::int32_t i = 0; i < op.attrs.size; ++i) {
-    if (std::strcmp(op.attrs[i].name, kLayoutAttr.name) == 0) return kAxes[attrs[i].ints[0] == 1];
-  }
-  return kAxes[0];
+  std::int32_t const layout = find_attribute(op, kLayoutAttr.name);
+  return kAxes[layout >= 0 && attrs[layout].ints[0] == 1];
 }
 
 std::vector<AttrValue> Attributes::view(Op const &op) const {
   std::vector<AttrValue> view;
   for (std::int32_t i = 0; i < op.attrs.size; ++i) {
+    Values const &v = values_[i];
     bool const floats = op.attrs[i].kind == AttrKind::kFloats;
-    AttrValue value{};
-    value.ints = floats ? nullptr : values_[i].ints.data();
-    value.floats = floats ? values_[i].floats.data() : nullptr;
-    value.count = static_cast<std::int32_t>(floats ? values_[i].floats.size() : values_[i].ints.size());
-    view.push_back(value);
+    view.push_back({floats ? nullptr : v.ints.data(), floats ? v.floats.data() : nullptr, v.count(), 0});
   }
   return view;
 }
@@ -109,13 +102,9 @@ std::vector<PluginField> Attributes::serialise(Op const &op) const {
   std::vector<PluginField> fields;
   for (std::int32_t i = 0; i < op.attrs.size; ++i) {
     Values const &v = values_[i];
-    if (op.attrs[i].kind == AttrKind::kFloats) {
-      fields.emplace_back(op.attrs[i].name, v.floats.data(), PluginFieldType::kFLOAT32,
-                          static_cast<std::int32_t>(v.floats.size()));
-    } else {
-      fields.emplace_back(op.attrs[i].name, v.ints32.data(), PluginFieldType::kINT32,
-                          static_cast<std::int32_t>(v.ints32.size()));
-    }
+    bool const floats = op.attrs[i].kind == AttrKind::kFloats;
+    void const *const data = floats ? static_cast<void const *>(v.floats.data()) : v.ints32.data();
+    fields.emplace_back(op.attrs[i].name, data, field_type(op.attrs[i]), v.count());
   }
   return fields;
 }
@@ -124,14 +113,13 @@ std::string Attributes::text(Op const &op) const {
   std::string text;
   for (std::int32_t i = 0; i < op.attrs.size; ++i) {
     text += (i == 0 ? "" : " ") + std::string(op.attrs[i].name) + "=";
-    bool const floats = op.attrs[i].kind == AttrKind::kFloats;
-    std::size_t const count = floats ? values_[i].floats.size() : values_[i].ints.size();
-    for (std::size_t k = 0; k < count; ++k) {
+    Values const &v = values_[i];
+    for (std::int32_t k = 0; k < v.count(); ++k) {
       char number[32];
-      if (floats) {
-        std::snprintf(number, sizeof(number), "%.9g", double(values_[i].floats[k]));
+      if (v.ints.empty()) {
+        std::snprintf(number, sizeof(number), "%.9g", double(v.floats[k]));
       } else {
-        std::snprintf(number, sizeof(number), "%lld", (long long)values_[i].ints[k]);
+        std::snprintf(number, sizeof(number), "%lld", (long long)v.ints[k]);
       }
       text += (k == 0 ? "" : ",") + std::string(number);
     }

@@ -33,7 +33,6 @@ char const *shapes(ShapeCall const &call) {
 
 }  // namespace
 
-extern PluginRules const plugin;
-PluginRules const plugin = {&op, port, shapes};
+extern PluginRules const plugin = {&op, port, shapes};
 
 }  // namespace cutefuse::concat_conv

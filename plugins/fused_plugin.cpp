@@ -139,18 +139,15 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
       if (char const *reason = bad_arity(num_in, num_out)) return reason;
       if (char const *reason = reject(in, out)) return reason;
       Tactics offered(op_);
+      std::int64_t bytes = 0;
       // A tile must serve the whole profile; the order of the optimum shape is the best guess.
-      for (auto bound : {&DynamicPluginTensorDesc::opt, &DynamicPluginTensorDesc::min, &DynamicPluginTensorDesc::max}) {
-        PluginTensorDesc shaped[kMaxTensors];
-        at_bound(in, num_in, out, num_out, bound, shaped);
-        Bound call(*this, shaped, shaped + num_in);
-        if (char const *reason = cutefuse::reject(op_, call.call)) return reason;
-        offered.serve(call.call);
-      }
+      char const *const reason = at_bounds(in, out, [&](Call const &call) {
+        offered.serve(call);
+        bytes = std::max(bytes, op_.workspace_bytes(call));
+      });
+      if (reason != nullptr) return reason;
       if (char const *remark = offered.pin(asked_tile(op_, node_->values.data()))) report(name(), remark);
       tactics_ = offered.ids();
-      std::int64_t bytes = 0;
-      if (char const *reason = workspace_of(in, num_in, out, num_out, &bytes)) return reason;
       promise_.configured(formats_of(in, num_in) + formats_of(out, num_out), bytes);
       return nullptr;
     });
@@ -171,7 +168,7 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
     std::int64_t bytes = 0;
     guard(name(), [&]() -> char const * {
       if (char const *reason = bad_arity(num_in, num_out)) return reason;
-      return workspace_of(in, num_in, out, num_out, &bytes);
+      return at_bounds(in, out, [&](Call const &call) { bytes = std::max(bytes, op_.workspace_bytes(call)); });
     });
     return static_cast<std::size_t>(bytes);
   }
@@ -235,7 +232,7 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
       for (std::int32_t i = 0; i < variant.inputs + variant.outputs; ++i) {
         PluginTensorDesc const &desc = desc_of(i < variant.inputs ? in[i] : out[i - variant.inputs]);
         Tensor &t = tensors[i] = Tensor{};
-        type_of(desc.type, &t.type);
+        t.type = type_of(desc.type);
         bool const blocks = desc.format == TensorFormat::kCHW32;
         t.layout = blocks ? Layout::kBlocks32 : plugin.rules_.port(variant, i).layout;
         t.rank = desc.dims.nbDims;
@@ -306,15 +303,20 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
     return cutefuse::reject(op_, Bound(*this, in, out).call);
   }
 
-  // What the builder is told: enough for the whole profile.
-  char const *workspace_of(DynamicPluginTensorDesc const *in, std::int32_t num_in, DynamicPluginTensorDesc const *out,
-                           std::int32_t num_out, std::int64_t *bytes) const {
-    for (auto bound : {&DynamicPluginTensorDesc::max, &DynamicPluginTensorDesc::opt, &DynamicPluginTensorDesc::min}) {
+  // Calls body(Call) for the bounds of a profile, the optimum first, until one of them is refused.
+  template <class Body>
+  char const *at_bounds(DynamicPluginTensorDesc const *in, DynamicPluginTensorDesc const *out, Body const &body) const {
+    for (auto bound : {&DynamicPluginTensorDesc::opt, &DynamicPluginTensorDesc::min, &DynamicPluginTensorDesc::max}) {
       PluginTensorDesc shaped[kMaxTensors];
-      at_bound(in, num_in, out, num_out, bound, shaped);
-      Bound const call(*this, shaped, shaped + num_in);
-      if (char const *reason = cutefuse::reject(op_, call.call)) return reason;
-      *bytes = std::max(*bytes, op_.workspace_bytes(call.call));
+      for (std::int32_t i = 0; i < variant().inputs + variant().outputs; ++i) {
+        DynamicPluginTensorDesc const &tensor = i < variant().inputs ? in[i] : out[i - variant().inputs];
+        shaped[i] = tensor.desc;
+        // A bound that was left empty belongs to a static tensor.
+        if ((tensor.*bound).nbDims == tensor.desc.dims.nbDims) shaped[i].dims = tensor.*bound;
+      }
+      Bound const bound_call(*this, shaped, shaped + variant().inputs);
+      if (char const *reason = cutefuse::reject(op_, bound_call.call)) return reason;
+      body(bound_call.call);
     }
     return nullptr;
   }
@@ -333,16 +335,6 @@ class FusedPlugin final : public nvinfer1::IPluginV3,
     }
     planned_ = reason == nullptr;
     return reason;
-  }
-
-  static void at_bound(DynamicPluginTensorDesc const *in, std::int32_t num_in, DynamicPluginTensorDesc const *out,
-                       std::int32_t num_out, nvinfer1::Dims DynamicPluginTensorDesc::*bound, PluginTensorDesc *shaped) {
-    for (std::int32_t i = 0; i < num_in + num_out; ++i) {
-      DynamicPluginTensorDesc const &tensor = i < num_in ? in[i] : out[i - num_in];
-      shaped[i] = tensor.desc;
-      // A bound that was left empty belongs to a static tensor.
-      if ((tensor.*bound).nbDims == tensor.desc.dims.nbDims) shaped[i].dims = tensor.*bound;
-    }
   }
 
   PluginRules const &rules_;
@@ -367,8 +359,7 @@ FusedCreator::FusedCreator(PluginRules const &rules, std::int32_t variant) : rul
     throw std::length_error(std::string(made.op_type) + " has more tensors than kMaxTensors");
   }
   for (AttrSpec const &spec : rules.op->attrs) {
-    auto const type = spec.kind == AttrKind::kInts ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
-    fields_.emplace_back(spec.name, nullptr, type, spec.max_count);
+    fields_.emplace_back(spec.name, nullptr, field_type(spec), spec.max_count);
   }
   collection_.nbFields = static_cast<std::int32_t>(fields_.size());
   collection_.fields = fields_.data();

@@ -16,14 +16,13 @@ constexpr char const *kPluginNamespace = "cutefuse";
 constexpr std::int32_t kMaxTensors = 16;  // inputs and outputs of one node
 
 // The activation type of a node is that of its first input, of an image's that of its filter: float32, float16 or
-// bfloat16. kQuantised: int8 or
-// float8, as the first input. kNamed: the type that PluginRules::named_type reads from the attributes.
+// bfloat16. kQuantised: int8 or float8, as the first input. kNamed: the type that PluginRules::named_type reads from
+// the attributes.
 enum class TypeRule { kActivation, kFloat32, kActivationOrFloat32, kQuantised, kNamed };
 
 // kChannelsLast means TensorRT's kHWC8 for 16-bit types, kHWC for float32, and kHWC16 for int8 and float8, which
 // TensorRT knows from 10.16 on. `or_blocks`: int8 tensors of a node may instead all be kCHW32, which every version
-// knows.
-// Of a node whose attribute `layout` is 1, such tensors are NHWC in kLINEAR instead, and have these dimensions.
+// knows. Of a node whose attribute `layout` is 1, such tensors are NHWC in kLINEAR instead, and have these dimensions.
 struct Port {
   TypeRule type;
   Layout layout;
@@ -51,6 +50,11 @@ class Expr {
   nvinfer1::IExprBuilder *builder_;
   nvinfer1::IDimensionExpr const *value_;
 };
+
+// As fields of plugins have it.
+inline nvinfer1::PluginFieldType field_type(AttrSpec const &spec) {
+  return spec.kind == AttrKind::kInts ? nvinfer1::PluginFieldType::kINT32 : nvinfer1::PluginFieldType::kFLOAT32;
+}
 
 struct AttrCall {
   Op const &op;
@@ -98,6 +102,7 @@ class Attributes {
     std::vector<std::int64_t> ints;
     std::vector<std::int32_t> ints32;  // the type that the ONNX parser and the serialised engine use
     std::vector<float> floats;
+    std::int32_t count() const { return static_cast<std::int32_t>(ints.size() + floats.size()); }  // one is empty
   };
   std::vector<Values> values_;
 };

@@ -27,7 +27,6 @@ Type named_type(AttrCall const &call) {
 
 }  // namespace
 
-extern PluginRules const plugin;
-PluginRules const plugin = {&op, port, shapes, named_type};
+extern PluginRules const plugin = {&op, port, shapes, named_type};
 
 }  // namespace cutefuse::quant_concat_conv

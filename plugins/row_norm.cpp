@@ -26,7 +26,6 @@ char const *shapes(ShapeCall const &call) {
 
 }  // namespace
 
-extern PluginRules const plugin;
-PluginRules const plugin = {&op, port, shapes};
+extern PluginRules const plugin = {&op, port, shapes};
 
 }  // namespace cutefuse::row_norm

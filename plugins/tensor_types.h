@@ -8,41 +8,29 @@ namespace cutefuse {
 using nvinfer1::DataType;
 using nvinfer1::TensorFormat;
 
-inline bool type_of(DataType given, Type *type) {
-  switch (given) {
-    case DataType::kFLOAT:
-      *type = Type::kFloat32;
-      return true;
-    case DataType::kHALF:
-      *type = Type::kFloat16;
-      return true;
-    case DataType::kBF16:
-      *type = Type::kBFloat16;
-      return true;
-    case DataType::kINT8:
-      *type = Type::kInt8;
-      return true;
-    case DataType::kFP8:
-      *type = Type::kFloat8;
-      return true;
-    default:
-      return false;
+struct SameType {
+  Type ours;
+  DataType theirs;
+};
+constexpr SameType kTypes[] = {{Type::kFloat32, DataType::kFLOAT},
+                               {Type::kFloat16, DataType::kHALF},
+                               {Type::kBFloat16, DataType::kBF16},
+                               {Type::kInt8, DataType::kINT8},
+                               {Type::kFloat8, DataType::kFP8}};
+
+// Of a type that no port allows: float32.
+inline Type type_of(DataType given) {
+  for (SameType const &row : kTypes) {
+    if (row.theirs == given) return row.ours;
   }
+  return Type::kFloat32;
 }
 
 inline DataType data_type_of(Type type) {
-  switch (type) {
-    case Type::kFloat16:
-      return DataType::kHALF;
-    case Type::kBFloat16:
-      return DataType::kBF16;
-    case Type::kInt8:
-      return DataType::kINT8;
-    case Type::kFloat8:
-      return DataType::kFP8;
-    default:
-      return DataType::kFLOAT;
+  for (SameType const &row : kTypes) {
+    if (row.ours == type) return row.theirs;
   }
+  return DataType::kFLOAT;
 }
 
 inline TensorFormat format_of(Layout layout, DataType type) {

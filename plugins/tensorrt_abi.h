@@ -71,13 +71,6 @@ class IVersionedInterface {
   virtual APILanguage getAPILanguage() const noexcept { return APILanguage::kCPP; }
   virtual InterfaceInfo getInterfaceInfo() const noexcept = 0;
   virtual ~IVersionedInterface() noexcept = default;
-
- protected:
-  IVersionedInterface() = default;
-  IVersionedInterface(IVersionedInterface const &) = default;
-  IVersionedInterface(IVersionedInterface &&) = default;
-  IVersionedInterface &operator=(IVersionedInterface const &) & = default;
-  IVersionedInterface &operator=(IVersionedInterface &&) & = default;
 };
 
 struct PluginTensorDesc {
@@ -100,8 +93,6 @@ class INoCopy {
   virtual ~INoCopy() = default;
   INoCopy(INoCopy const &) = delete;
   INoCopy &operator=(INoCopy const &) = delete;
-  INoCopy(INoCopy &&) = delete;
-  INoCopy &operator=(INoCopy &&) = delete;
 };
 
 enum class DimensionOperation : std::int32_t {
@@ -224,17 +215,7 @@ class IErrorRecorder;
 
 class IPluginCapability : public IVersionedInterface {};
 
-class IPluginCreatorInterface : public IVersionedInterface {
- public:
-  ~IPluginCreatorInterface() noexcept override = default;
-
- protected:
-  IPluginCreatorInterface() = default;
-  IPluginCreatorInterface(IPluginCreatorInterface const &) = default;
-  IPluginCreatorInterface(IPluginCreatorInterface &&) = default;
-  IPluginCreatorInterface &operator=(IPluginCreatorInterface const &) & = default;
-  IPluginCreatorInterface &operator=(IPluginCreatorInterface &&) & = default;
-};
+class IPluginCreatorInterface : public IVersionedInterface {};
 
 class IPluginV3 : public IVersionedInterface {
  public:
@@ -256,13 +237,6 @@ class IPluginResourceContext {
   virtual IGpuAllocator *getGpuAllocator() const noexcept = 0;
   virtual IErrorRecorder *getErrorRecorder() const noexcept = 0;
   virtual ~IPluginResourceContext() noexcept = default;
-
- protected:
-  IPluginResourceContext() = default;
-  IPluginResourceContext(IPluginResourceContext const &) = default;
-  IPluginResourceContext(IPluginResourceContext &&) = default;
-  IPluginResourceContext &operator=(IPluginResourceContext const &) & = default;
-  IPluginResourceContext &operator=(IPluginResourceContext &&) & = default;
 };
 
 namespace v_1_0 {
@@ -323,14 +297,6 @@ class IPluginCreatorV3One : public IPluginCreatorInterface {
   virtual AsciiChar const *getPluginName() const noexcept = 0;
   virtual AsciiChar const *getPluginVersion() const noexcept = 0;
   virtual AsciiChar const *getPluginNamespace() const noexcept = 0;
-  IPluginCreatorV3One() = default;
-  ~IPluginCreatorV3One() override = default;
-
- protected:
-  IPluginCreatorV3One(IPluginCreatorV3One const &) = default;
-  IPluginCreatorV3One(IPluginCreatorV3One &&) = default;
-  IPluginCreatorV3One &operator=(IPluginCreatorV3One const &) & = default;
-  IPluginCreatorV3One &operator=(IPluginCreatorV3One &&) & = default;
 };
 
 }  // namespace v_1_0

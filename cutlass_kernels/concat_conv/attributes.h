@@ -9,20 +9,9 @@ namespace cutefuse::concat_conv {
 
 using namespace conv;
 
-enum {
-  kAlpha = kConvAttrs,
-  kLo,
-  kHi,
-  kChannelStarts,
-  kUpsample,
-  kOutputChannels,
-  kResidualStart,
-  kLayout,
-  kTile,
-  kAttrs
-};
+enum { kAlpha = kConvAttrs, kLo, kHi, kChannelStarts, kUpsample, kOutputChannels, kResidualStart, kOwnAttrs };
 
-constexpr std::array<AttrSpec, kAttrs> kAttrSpecs = conv_attributes({
+constexpr std::array<AttrSpec, kOwnAttrs + 2> kAttrSpecs = conv_attributes({
     {"alpha", AttrKind::kFloats, 1, 1, 1, 0.01},          // LeakyRelu
     {"lo", AttrKind::kFloats, 1, 1, 1, -3.402823466e38},  // Clip
     {"hi", AttrKind::kFloats, 1, 1, 1, 3.402823466e38},

@@ -39,52 +39,37 @@ Variant variant_of(Facts const &facts, int outputs) {
 std::array<Variant, kVariants> const kVariantTable = [] {
   std::array<Variant, kVariants> table{};
   std::size_t i = 0;
-  auto const add = [&](int first, int last, bool view, Residual residual, int outputs) {
-    for (int sources = 1; sources <= kMaxSources; ++sources) {
+  // Of every number of sources with every activation [first, last).
+  auto const add = [&](int first, int last, Facts form, int outputs = 1, int most_sources = kMaxSources) {
+    for (form.sources = 1; form.sources <= most_sources; ++form.sources) {
       for (int a = first; a < last; ++a) {
+        form.activation = static_cast<Activation>(a);
         // Without an activation, a residual after it is the same as one before it.
-        Activation const activation = static_cast<Activation>(a);
-        if (residual == Residual::kAfter && activation == Activation::kNone) continue;
-        table.at(i++) = variant_of({Kind::kConvolution, sources, activation, residual, view}, outputs);
+        if (form.residual == Residual::kAfter && form.activation == Activation::kNone) continue;
+        table.at(i++) = variant_of(form, outputs);
       }
     }
   };
+  auto const with = [](auto Facts::*fact, auto value, Facts form = {}) {
+    form.*fact = value;
+    return form;
+  };
   auto const add_all = [&](int first, int last) {
-    add(first, last, false, Residual::kNone, 1);
+    add(first, last, {});
     for (bool const view : {false, true}) {
-      if (view) add(first, last, view, Residual::kNone, 1);
-      add(first, last, view, Residual::kBefore, 1);
-      add(first, last, view, Residual::kAfter, 1);
-      for (int outputs = 2; outputs <= kMaxOutputs; ++outputs) add(first, last, view, Residual::kNone, outputs);
+      Facts const form = with(&Facts::view, view);
+      if (view) add(first, last, form);
+      add(first, last, with(&Facts::residual, Residual::kBefore, form));
+      add(first, last, with(&Facts::residual, Residual::kAfter, form));
+      for (int outputs = 2; outputs <= kMaxOutputs; ++outputs) add(first, last, form, outputs);
     }
-    for (int sources = 1; sources <= kMaxSources; ++sources) {
-      for (int a = first; a < last; ++a) {
-        Facts facts{Kind::kConvolution, sources, static_cast<Activation>(a)};
-        facts.pre_activated = true;
-        table.at(i++) = variant_of(facts, 1);
-      }
-    }
+    add(first, last, with(&Facts::pre_activated, true));
   };
   add_all(0, kFirstActivations);
   add_all(kFirstActivations, kActivations);
-  auto const add_form = [&](bool Facts::*form, int sources) {
-    for (int a = 0; a < kActivations; ++a) {
-      Facts facts{Kind::kConvolution, sources, static_cast<Activation>(a)};
-      facts.*form = true;
-      table.at(i++) = variant_of(facts, 1);
-    }
-  };
-  add_form(&Facts::image, 1);
-  for (int sources = 1; sources <= kMaxSources; ++sources) add_form(&Facts::depthwise, sources);
-  for (int spread = 2; spread <= kMostSpread; ++spread) {
-    for (int sources = 1; sources <= kMaxSources; ++sources) {
-      for (int a = 0; a < kActivations; ++a) {
-        Facts facts{Kind::kConvolution, sources, static_cast<Activation>(a)};
-        facts.spread = spread;
-        table.at(i++) = variant_of(facts, 1);
-      }
-    }
-  }
+  add(0, kActivations, with(&Facts::image, true), 1, 1);
+  add(0, kActivations, with(&Facts::depthwise, true));
+  for (int spread = 2; spread <= kMostSpread; ++spread) add(0, kActivations, with(&Facts::spread, spread));
   return table;
 }();
 

@@ -9,7 +9,8 @@
 
 namespace cutefuse::conv {
 
-// The attributes with which the list of every convolution operator begins; kLayoutAttr and kTileAttr end it.
+// The attributes with which the list of every convolution operator begins; its own follow, then kLayoutAttr and
+// kTileAttr.
 enum Attr { kChannels, kKernelShape, kStrides, kPads, kDilations, kPackedSizes, kConvAttrs };
 
 template <std::size_t kOwn>

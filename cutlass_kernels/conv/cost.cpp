@@ -4,8 +4,7 @@
 
 #include "architecture.h"
 #include "conv/checks.h"
-#include "conv/depthwise.h"
-#include "conv/image.h"
+#include "conv/cuts.h"
 #include "device.h"
 
 namespace cutefuse::conv {
@@ -110,8 +109,7 @@ char const *obstacle_of(Tile const &tile, Problem const &p, std::int32_t sm) {
 }
 
 bool runs(Tile const &tile, Problem const &p, std::int32_t sm) {
-  bool const on_device = (sm == 0 || sm >= tile.min_sm) && offers(sm, tile.needs());
-  return on_device && tile.takes(p.type) && obstacle_of(tile, p, sm) == nullptr;
+  return offers(sm, tile.needs()) && tile.takes(p.type) && obstacle_of(tile, p, sm) == nullptr;
 }
 
 BlockCut cut_of(Tile const &tile, Problem const &p, int sm_count) {

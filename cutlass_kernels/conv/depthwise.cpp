@@ -1,7 +1,7 @@
-#include "conv/depthwise.h"
-
 #include <algorithm>
 #include <cmath>
+
+#include "conv/cuts.h"
 
 namespace cutefuse::conv {
 namespace {

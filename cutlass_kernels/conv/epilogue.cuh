@@ -20,13 +20,16 @@ __device__ __forceinline__ float min_nan(float a, float b) {
   return y;
 }
 
-// 1 / (1 + exp(-x)) in five instructions: the forms that flush denormals need no scaling around them.
-__device__ __forceinline__ float sigmoid(float x) {
+// 1 / (1 + 2^x): the forms that flush denormals need no scaling around them.
+__device__ __forceinline__ float inverse_of_power(float x) {
   float e, y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.4426950408889634f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x));
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.f + e));
   return y;
 }
+
+// 1 / (1 + exp(-x)) in five instructions.
+__device__ __forceinline__ float sigmoid(float x) { return inverse_of_power(x * -1.4426950408889634f); }
 
 // Two SiLUs in three operations of the special-function unit, which takes eight clocks for each: one reciprocal of the
 // product serves both. The bound keeps the product finite, and a NaN affects only its own value. Below -44 the result
@@ -49,10 +52,7 @@ __device__ __forceinline__ float gelu(float x) {
   q = q * u + 0.000360274335f;
   q = q * u - 0.105226687f;
   q = q * u - 2.30204539f;
-  float e, y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * q));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.f + e));
-  return x * y;
+  return x * inverse_of_power(x * q);
 }
 
 // acc = f(acc), two values at a time, in a loop through which the registers move: unrolled, a long function would make

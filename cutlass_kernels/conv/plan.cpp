@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "architecture.h"
-#include "conv/image.h"
 #include "conv/sm90/cost.h"
 
 // Declares the translation units of kernels that CMake lists.
@@ -88,10 +87,9 @@ char const *plan_sm80(Op const &op, Tile const &tile, Call const &call, Problem 
     state.main.kernel = kernels.main, state.finish.kernel = kernels.finish;
     if (tile.has_cut()) state.main.kernel.shared_bytes = params.cut.shared_bytes;
   }
-  for (Launch const *launch : {&state.main, &state.finish}) {
-    if (launch == &state.finish && plan.launches == 1) continue;
-    if (char const *why = prepare(*launch, plan.device >= 0)) return refused(op, tile.id, why);
-  }
+  char const *why = prepare(state.main, plan.device >= 0);
+  if (why == nullptr && plan.launches > 1) why = prepare(state.finish, plan.device >= 0);
+  if (why != nullptr) return refused(op, tile.id, why);
   std::memcpy(plan.state, &state, sizeof(state));
   return nullptr;
 }

@@ -1,6 +1,7 @@
 // The problem and its index arithmetic, shared by host and device: what the GEMM's rows, columns and k-tiles mean.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "op.h"
@@ -93,10 +94,7 @@ inline char *output_of(Problem const &p, Operands const &operands, int i) {
 }
 
 inline bool is_upsampled(Problem const &p) {
-  for (int i = 0; i < p.sources; ++i) {
-    if (p.upsample[i] != 1) return true;
-  }
-  return false;
+  return std::any_of(p.upsample, p.upsample + p.sources, [](int factor) { return factor != 1; });
 }
 
 // Largest |sum of products| of an int8 source; beyond 2^31 - 1 the integers could overflow.

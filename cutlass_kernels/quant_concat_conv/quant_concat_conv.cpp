@@ -14,9 +14,9 @@ extern Op const op;
 
 namespace {
 
-enum { kInputScales = kConvAttrs, kOutputScale, kOutputType, kAlpha, kLo, kHi, kSumBound, kLayout, kTile, kAttrs };
+enum { kInputScales = kConvAttrs, kOutputScale, kOutputType, kAlpha, kLo, kHi, kSumBound, kOwnAttrs };
 
-constexpr std::array<AttrSpec, kAttrs> kAttrSpecs = conv_attributes({
+constexpr std::array<AttrSpec, kOwnAttrs + 2> kAttrSpecs = conv_attributes({
     {"input_scales", AttrKind::kFloats, 1, kMaxSources, 0, 0.0},  // one for each source
     {"output_scale", AttrKind::kFloats, 1, 1, 1, 1.0},            // of an 8-bit output
     {"output_type", AttrKind::kInts, 1, 1, 1, 1.0},               // of a float output, as ONNX numbers types

@@ -18,7 +18,7 @@ constexpr Tile float8_tile(int id, char const *name, TileSize size, TileWarps wa
   constexpr double kConversion = 1.1;
   cost.channel_ns = kConversion * cost.channel_ns;
   Tile tile = make_tile(id, name, k8Bit, size, warps, blocks_per_sm, cost, options | kAnyChannels | kSumsInRegisters);
-  tile.min_sm = 89, tile.float8 = true;
+  tile.float8 = true;
   return tile;
 }
 

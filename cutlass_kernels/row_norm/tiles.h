@@ -38,7 +38,7 @@ constexpr char const *kScopeNames[] = {"warp", "block", "cluster", "shared", "st
 
 constexpr Config config_of(Tile const &tile) {
   char const *const kind = kScopeNames[static_cast<int>(tile.scope)];
-  return {tile.id, oldest(tile.needs), tile.name, kind, kFloatTypes, tile.needs};
+  return {tile.id, tile.name, kind, kFloatTypes, tile.needs};
 }
 inline constexpr auto kConfigTable = configs_of(kTiles);
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr AttrSpec kAttrs[] = {{"fault", AttrKind::kInts, 1, 1, 1, 0.0}, {"eps", AttrKind::kFloats, 1, 1, 1, 1e-5}};
 constexpr Variant kVariants[] = {{"ToyNorm", 2, 2, {}}};
-constexpr Config kConfigs[] = {{1, 80, "any", "any", kFloatTypes}, {7, 80, "wide", "wide", kFloatTypes}};
+constexpr Config kConfigs[] = {{1, "any", "any", kFloatTypes}, {7, "wide", "wide", kFloatTypes}};
 constexpr Retired kRetired[] = {{3, 7}};
 
 void fault(Call const &call, int which) {

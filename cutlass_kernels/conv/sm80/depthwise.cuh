@@ -10,7 +10,7 @@
 // and, where that is faster, along its rows.
 #pragma once
 
-#include "conv/depthwise.h"
+#include "conv/cuts.h"
 #include "conv/sm80/image_copy.cuh"
 #include "conv/sm80/store.cuh"
 #include "dependent_launch.cuh"

@@ -23,7 +23,6 @@ enum class Sums {
 struct Tile {
   int id;
   char const *name;
-  int min_sm;      // compute capability * 10 from which it runs
   int type_bytes;  // a TypeSize
   int m, n, k, stages, warps_m, warps_n, teams, blocks_per_sm;
   bool any_channels;  // also takes sources whose channels are no whole number of 16-byte vectors; slower for it
@@ -90,7 +89,7 @@ constexpr Tile make_tile(int id, char const *name, TypeSize type, TileSize size,
                          TileCost cost, unsigned options = 0) {
   auto const has = [&](TileOption option) { return (options & option) != 0; };
   Tile tile{};
-  tile.id = id, tile.name = name, tile.min_sm = 80, tile.type_bytes = type;
+  tile.id = id, tile.name = name, tile.type_bytes = type;
   tile.m = size.m, tile.n = size.n, tile.k = size.k, tile.stages = size.stages;
   tile.warps_m = warps.m, tile.warps_n = warps.n, tile.teams = warps.teams, tile.blocks_per_sm = blocks_per_sm;
   tile.any_channels = has(kAnyChannels), tile.upsamples = has(kEnlargedSources);
@@ -110,7 +109,7 @@ constexpr Config config_of(Tile const &tile) {
   for (Type type : {Type::kFloat32, Type::kFloat16, Type::kBFloat16, Type::kInt8, Type::kFloat8}) {
     types |= tile.takes(type) ? bit_of(type) : 0;
   }
-  return {tile.id, tile.min_sm, tile.name, kind, types, tile.needs()};
+  return {tile.id, tile.name, kind, types, tile.needs()};
 }
 
 }  // namespace cutefuse::conv

@@ -55,16 +55,6 @@ CUTE_DEVICE int first_chunk() {
   return row * 128 + (chunk ^ row % 8) * 16;
 }
 
-// The rows as wgmma's first operand. A step moves the chunk by exclusive or: no sum of the two carries.
-template <class Traits>
-CUTE_DEVICE void read_rows(uint32_t (&a)[Traits::kSteps][4], typename Traits::Element const *rows, int first_chunk) {
-  CUTE_UNROLL
-  for (int i = 0; i < Traits::kSteps; ++i) {
-    auto const *const chunk = reinterpret_cast<char const *>(rows) + (first_chunk ^ i * kStepBytes);
-    SM75_U32x4_LDSM_N::copy(*reinterpret_cast<uint128_t const *>(chunk), a[i][0], a[i][1], a[i][2], a[i][3]);
-  }
-}
-
 // The pixels as rows, activated, in the order of the k-tiles of a part of the reduction, of the tile whose outputs
 // start at `first`. kPads: the padding is of the activated tensor, so a pixel outside of the image stays zero. Between
 // the arrival of a k-tile and its first product nothing is looked up: that is done while the one before is multiplied.
@@ -110,7 +100,11 @@ struct ActivatedRows {
   // Channels that a source's last block lacks are zeros times the next channels' scales, plus their shifts, or plus
   // zeros behind the last ones. Their filters are zeros, so they count for nothing.
   CUTE_DEVICE void read(uint32_t (&a)[Traits::kSteps][4], Element const *pixels) {
-    read_rows<Traits>(a, pixels, chunk);
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kSteps; ++i) {  // a step moves the chunk by exclusive or: no sum of the two carries
+      auto const *const at = reinterpret_cast<char const *>(pixels) + (chunk ^ i * kStepBytes);
+      SM75_U32x4_LDSM_N::copy(*reinterpret_cast<uint128_t const *>(at), a[i][0], a[i][1], a[i][2], a[i][3]);
+    }
     CUTE_UNROLL
     for (int i = 0; i < Traits::kSteps; ++i) {
       if (i > 0 && i % kAhead == 0) read_vectors(i);
@@ -176,8 +170,7 @@ CUTE_DEVICE void activated_loop(float (&acc)[Traits::kN / 2], Ring &ring, typena
   narrow_loop<Traits>(acc, ring, shared, release, rows, params.k_begin[part], params.k_begin[part + 1]);
   // Where two loops meet while their products run, ptxas makes all products run one by one.
   warpgroup_wait<0>();
-  CUTE_UNROLL
-  for (int i = 0; i < Traits::kN / 2; ++i) warpgroup_fence_operand(acc[i]);
+  fence_sums(acc);
 }
 
 }  // namespace cutefuse::conv

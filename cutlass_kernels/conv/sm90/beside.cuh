@@ -38,7 +38,6 @@ using PatchPair = cute::conditional_t<(Traits::kBeside > 1), BesidePair, Pair<Tr
 template <class Traits>
 CUTE_DEVICE void load_patch_in_parts(Sm90Params const &params, int source, int channel, int w, int h, int n,
                                      uint64_t *full, unsigned char *to) {
-  constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL);
   CUtensorMap const *const map = &params.x[source];
   HaloPlan const &plan = params.halo;
   int const row_bytes = plan.pitch * Traits::kPixelBytes;
@@ -46,12 +45,12 @@ CUTE_DEVICE void load_patch_in_parts(Sm90Params const &params, int source, int c
   TransactionBarrier::arrive_and_expect_tx(full, (enlarged ? 1 : 2) * plan.rows * row_bytes);
   if (enlarged) {
     for (int row = 0; row < plan.rows; ++row, to += row_bytes) {
-      SM90_TMA_LOAD_4D::copy(map, full, kHint, to, channel, w >> 1, (h + row) >> 1, n);
+      SM90_TMA_LOAD_4D::copy(map, full, kEvictNormal, to, channel, w >> 1, (h + row) >> 1, n);
     }
     return;
   }
-  SM90_TMA_LOAD_4D::copy(map, full, kHint, to, channel, w, h, n);
-  SM90_TMA_LOAD_4D::copy(map, full, kHint, to + plan.part * Traits::kPixelBytes, channel, w + 1, h, n);
+  SM90_TMA_LOAD_4D::copy(map, full, kEvictNormal, to, channel, w, h, n);
+  SM90_TMA_LOAD_4D::copy(map, full, kEvictNormal, to + plan.part * Traits::kPixelBytes, channel, w + 1, h, n);
 }
 
 // Loads what the filters of both pixels have for column `s` of the source. column: of the packed filters, of the first
@@ -74,10 +73,10 @@ CUTE_DEVICE void load_filters_beside(Sm90Params const &params, int column, int s
 template <class Traits>
 CUTE_DEVICE void load_shortcut_in_parts(Sm90Params const &params, int filter, int w, int h, int n, uint64_t *full,
                                         typename Traits::Output *to) {
-  constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL);
   CUTE_NO_UNROLL
   for (int i = 0; i < 2 * Traits::kStagings; ++i, to += Traits::kStoreRows * BesidePair::kColumns) {
-    SM90_TMA_LOAD_4D::copy(&params.z, full, kHint, to, filter, w + i % 2, h + i / 2 * (Traits::kStoreRows / 8), n);
+    SM90_TMA_LOAD_4D::copy(&params.z, full, kEvictNormal, to, filter, w + i % 2, h + i / 2 * (Traits::kStoreRows / 8),
+                           n);
   }
 }
 

@@ -41,6 +41,10 @@ constexpr int kSharedBytes = 227 * 1024;
 constexpr int kProducerRegisters = 56,
               kConsumerRegisters = 224;  // redistributed from the 168 that every thread is launched with
 
+// TMA's hints to L2: pixels and shortcuts are read once or by neighbours, filters by every block.
+constexpr uint64_t kEvictNormal = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL);
+constexpr uint64_t kEvictLast = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
+
 // ---- pipeline -------------------------------------------------------------------------------------------------------
 
 // Position in a ring of stages; `phase` is the parity that the stage's barrier has when it is full.
@@ -58,6 +62,22 @@ struct Ring {
   }
   CUTE_DEVICE int previous() const { return (stage == 0 ? stages : stage) - 1; }
 };
+
+// Initialises the barriers of kStages stages, each of which `readers` warpgroups free; one thread calls it.
+template <int kStages>
+CUTE_DEVICE void init_stages(uint64_t (&full)[kStages], uint64_t (&empty)[kStages], int readers) {
+  for (int i = 0; i < kStages; ++i) {
+    TransactionBarrier::init(&full[i], 1);
+    Barrier::init(&empty[i], readers);
+  }
+}
+
+// Waits until a ring's stage is free, and says at its barrier, which is returned, how many bytes will come.
+CUTE_DEVICE uint64_t *open_stage(uint64_t *full, uint64_t *empty, Ring const &ring, int bytes) {
+  Barrier::wait(&empty[ring.stage], ring.phase ^ 1);
+  TransactionBarrier::arrive_and_expect_tx(&full[ring.stage], bytes);
+  return &full[ring.stage];
+}
 
 // The place of this block. The blocks of a cluster have cluster_f tiles of filters over the same pixels, or the
 // `splits` parts of one reduction. Clusters take tiles in turn, filters fastest, so that pixels are read while they are
@@ -163,11 +183,10 @@ struct FilterBox {
 template <bool kScaled = false>
 CUTE_DEVICE void load_filters(Sm90Params const &params, CUtensorMap const *w, int column, int filter, uint64_t *full,
                               void *to) {
-  constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
   if (kScaled && size_of(params.problem.output_type) == 1) {
-    SM90_TMA_LOAD_4D::copy(w, full, kHint, to, column, 0, 0, filter / 16);
+    SM90_TMA_LOAD_4D::copy(w, full, kEvictLast, to, column, 0, 0, filter / 16);
   } else {
-    SM90_TMA_LOAD_2D::copy(w, full, kHint, to, column, filter);
+    SM90_TMA_LOAD_2D::copy(w, full, kEvictLast, to, column, filter);
   }
 }
 
@@ -188,10 +207,40 @@ CUTE_DEVICE uint64_t further(uint64_t operand, int bytes) {
   return (operand >> 32 << 32) | (uint32_t(operand) + uint32_t(bytes) / 16);
 }
 
-template <class Op, class Sum, int kRegisters, size_t... I>
-CUTE_DEVICE void wgmma(Sum (&acc)[kRegisters], uint64_t a, uint64_t b, SM90::GMMA::ScaleOut scale,
-                       std::index_sequence<I...>) {
-  Op::fma(a, b, acc[I]..., scale);
+// Calls f(value) for every value of an array, which may hold arrays.
+template <class Value, class F>
+CUTE_DEVICE void for_each_value(Value &value, F const &f) {
+  f(value);
+}
+template <class Values, int kCount, class F>
+CUTE_DEVICE void for_each_value(Values (&values)[kCount], F const &f) {
+  CUTE_UNROLL
+  for (int i = 0; i < kCount; ++i) for_each_value(values[i], f);
+}
+
+// What reads or writes the sums does not move across this.
+template <class Sums>
+CUTE_DEVICE void fence_sums(Sums &sums) {
+  for_each_value(sums, [](auto &sum) { warpgroup_fence_operand(sum); });
+}
+
+template <class Op, class Sum, int kSums, size_t... I, class... Operands>
+CUTE_DEVICE void issue(Sum (&acc)[kSums], std::index_sequence<I...>, SM90::GMMA::ScaleOut scale, Operands... operands) {
+  Op::fma(operands..., acc[I]..., scale);
+}
+
+// acc(64 rows, 2 * kSums columns) (+)= rows x columns over one k-step. The operands are descriptors of both or, of rows
+// in registers, the four registers and the columns' descriptor.
+template <class Element, class Sum, int kSums, class... Operands>
+CUTE_DEVICE void wgmma(Sum (&acc)[kSums], SM90::GMMA::ScaleOut scale, Operands... operands) {
+  using Step = Shape<_64, Int<2 * kSums>, Int<kStepBytes / int(sizeof(Element))>>;
+  using WgmmaSum = cute::conditional_t<cute::is_same_v<Sum, uint32_t>, int32_t, Sum>;
+  constexpr auto kAll = std::make_index_sequence<kSums>{};
+  if constexpr (sizeof...(Operands) == 2) {
+    issue<decltype(SM90::GMMA::ss_op_selector<Element, Element, WgmmaSum, Step>())>(acc, kAll, scale, operands...);
+  } else {
+    issue<decltype(SM90::GMMA::rs_op_selector<Element, Element, WgmmaSum, Step>())>(acc, kAll, scale, operands...);
+  }
 }
 
 // acc(kRowTiles, 64 filters, kPixels) (+)= filters x pixels over the first `steps` of the tile's k-steps, or of every
@@ -200,16 +249,12 @@ template <class Element, int kPixels, int kSteps, int kStride = 1, int kRowTiles
 CUTE_DEVICE void multiply(Sum (&acc)[kRowTiles][kPixels / 2], uint64_t filters, uint64_t pixels, int steps,
                           SM90::GMMA::ScaleOut &scale, int row_tile_bytes = 64 * kSteps * kStepBytes,
                           int two_steps_bytes = 2 * kStepBytes) {
-  using Step = Shape<_64, Int<kPixels>, Int<kStepBytes / int(sizeof(Element))>>;
-  using WgmmaSum = cute::conditional_t<cute::is_same_v<Sum, uint32_t>, int32_t, Sum>;
-  using Op = decltype(SM90::GMMA::ss_op_selector<Element, Element, WgmmaSum, Step>());
   static_assert(kStride == 1 || kRowTiles == 1);
   auto const step = [&](int i) {
     CUTE_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
       int const at = i * kStride, of_filters = m * row_tile_bytes + at % 2 * kStepBytes + at / 2 * two_steps_bytes;
-      wgmma<Op>(acc[m], filters + of_filters / 16, pixels + at * kStepBytes / 16, scale,
-                std::make_index_sequence<kPixels / 2>{});
+      wgmma<Element>(acc[m], scale, filters + of_filters / 16, pixels + at * kStepBytes / 16);
     }
     scale = SM90::GMMA::ScaleOut::One;
   };

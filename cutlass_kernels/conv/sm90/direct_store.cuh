@@ -78,8 +78,7 @@ CUTE_DEVICE void store_directly(float (&acc)[4 * kGroups], FilterPair pair, Sm90
     for (int from = 0; from < kGroups; from += kSlice) {
       auto &values = reinterpret_cast<float (&)[4 * kSlice]>(acc[4 * from]);
       bool const relu = finish_values<decltype(finish)::value>(values, pair, p);
-      CUTE_UNROLL
-      for (int i = 0; i < 4 * kSlice; ++i) values[i] = relu ? max_nan(values[i], 0.f) : values[i];
+      for_each_value(values, [&](float &value) { value = relu ? max_nan(value, 0.f) : value; });
       pixels.each<kSlice>(from, at, output.ld, pair.left, [&](int i, float *value) { *value = values[i]; });
     }
   });

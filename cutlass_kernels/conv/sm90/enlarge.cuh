@@ -27,17 +27,16 @@ CUTE_DEVICE int pixels_before(Sm90Params const &params, int source, int at) {
 template <int kPixelBytes>
 CUTE_DEVICE void load_patch(Sm90Params const &params, int source, int channel, int a, int b, int n, uint64_t *full,
                             unsigned char *to) {
-  constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL);
   CUtensorMap const *const map = &params.x[source];
   if (params.problem.upsample[source] == 1) {
-    SM90_TMA_LOAD_4D::copy(map, full, kHint, to, channel, a, b, n);
+    SM90_TMA_LOAD_4D::copy(map, full, kEvictNormal, to, channel, a, b, n);
     return;
   }
   Divider const &by_factor = params.by_factor[source];
   int const first = Repetition(by_factor, a).pixel;
   Repetition row(by_factor, b);
   for (int i = 0; i < params.halo.rows; ++i, to += params.halo.pitch * kPixelBytes) {
-    SM90_TMA_LOAD_5D::copy(map, full, kHint, to, channel, 0, first, row.pixel, n);
+    SM90_TMA_LOAD_5D::copy(map, full, kEvictNormal, to, channel, 0, first, row.pixel, n);
     if (++row.turn == by_factor.divisor) row.turn = 0, ++row.pixel;
   }
 }

@@ -104,19 +104,6 @@ CUTE_DEVICE void for_each_patch(Problem const &p, F const &f) {
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
 
-// Initialises the barriers of both rings; one thread calls it.
-template <class SharedStorage>
-CUTE_DEVICE void init_halo_rings(SharedStorage &shared) {
-  for (int i = 0; i < kHaloMaxStages; ++i) {
-    TransactionBarrier::init(&shared.halo_full[i], 1);
-    Barrier::init(&shared.halo_empty[i], kConsumers);
-  }
-  for (int i = 0; i < kFilterMaxStages; ++i) {
-    TransactionBarrier::init(&shared.filter_full[i], 1);
-    Barrier::init(&shared.filter_empty[i], kConsumers);
-  }
-}
-
 // Keeps the halo stages full with the patches of each of this block's tiles; one thread calls it.
 template <class Traits>
 CUTE_DEVICE void fill_patches(typename Traits::SharedStorage &shared, Sm90Params const &params,
@@ -163,9 +150,7 @@ CUTE_DEVICE void fill_filters(typename Traits::SharedStorage &shared, Sm90Params
       int const columns = of_patch.columns + Traits::kBeside - 1, count = of_patch.rows * columns;
       int tap = of_patch.r * p.S + of_patch.s;  // of all taps
       for (int i = 0, s = 0; i < count; ++i) {
-        uint64_t *const full = &shared.filter_full[ring.stage];
-        Barrier::wait(&shared.filter_empty[ring.stage], ring.phase ^ 1);
-        TransactionBarrier::arrive_and_expect_tx(full, bytes);
+        uint64_t *const full = open_stage(shared.filter_full, shared.filter_empty, ring, bytes);
         if (ring.stage == 0) wait_for_previous_kernel();
         unsigned char *const to = filter_stages + ring.stage * Traits::kFilterBytes;
         if constexpr (Traits::kBeside > 1) {
@@ -239,7 +224,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
   unsigned char *const filter_stages = shared.stages + plan.halo_stages * plan.stage_bytes;
 
   if (threadIdx.x == 0) {
-    init_halo_rings(shared);
+    init_stages(shared.halo_full, shared.halo_empty, kConsumers);
+    init_stages(shared.filter_full, shared.filter_empty, kConsumers);
     for (int i = 0; i < kConsumers; ++i) TransactionBarrier::init(&shared.shortcut_full[i], 1);
     cutlass::arch::fence_barrier_init();
   }
@@ -279,8 +265,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
           Barrier::arrive(&shared.filter_empty[before]);
           Barrier::arrive(&shared.halo_empty[halo.previous()]);
         }
-        CUTE_UNROLL
-        for (int i = 0; i < kWidth / 2; ++i) warpgroup_fence_operand(acc[0][i]);
+        fence_sums(acc);
       };
       for_each_patch<kChannels>(p, [&](int source, int channel, int, PatchTaps const &of_patch) {
         int const columns = of_patch.columns + Traits::kBeside - 1, taps = of_patch.rows * columns;
@@ -322,9 +307,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params con
                 load_shortcut_in_parts<Traits>(params, tile_filters.first, patch.a + first_a * Traits::kBeside, patch.b,
                                                patch.n, full, shared.y[consumer]);
               } else {
-                SM90_TMA_LOAD_4D::copy(&params.z, full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
-                                       shared.y[consumer], tile_filters.first, patch.a + first_a, patch.b + first_b,
-                                       patch.n);
+                SM90_TMA_LOAD_4D::copy(&params.z, full, kEvictNormal, shared.y[consumer], tile_filters.first,
+                                       patch.a + first_a, patch.b + first_b, patch.n);
               }
             }
           }

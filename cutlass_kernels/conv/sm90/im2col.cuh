@@ -63,29 +63,15 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
     alignas(16) Element vectors[kPreActivated ? kStages : 1][kPreActivated ? kVectors : 16];
     alignas(8) uint64_t full[kStages], empty[kStages];
     uint64_t ready[kPreActivated ? kStages : 1];
+    CUTE_DEVICE Element *x_of(int stage) { return x[stage]; }
+    CUTE_DEVICE Element *w_of(int stage) { return w[stage]; }
+    // The barriers, one for each stage, for which a consumer waits before it multiplies.
+    CUTE_DEVICE uint64_t *multipliable() { return kPreActivated ? ready : full; }
   };
   static_assert(sizeof(SharedStorage) <= kSharedBytes && kStages >= 4);
 };
 
 // ---- kernel ---------------------------------------------------------------------------------------------------------
-
-// The operands of a stage. Small tiles, whose ring the host cuts to length, have them side by side.
-template <class Traits>
-CUTE_DEVICE typename Traits::Element *stage_x(typename Traits::SharedStorage &shared, int stage) {
-  if constexpr (Traits::kSmall) {
-    return shared.stages[stage].x;
-  } else {
-    return shared.x[stage];
-  }
-}
-template <class Traits>
-CUTE_DEVICE typename Traits::Element *stage_w(typename Traits::SharedStorage &shared, int stage) {
-  if constexpr (Traits::kSmall) {
-    return shared.stages[stage].w;
-  } else {
-    return shared.w[stage];
-  }
-}
 
 // Initialises the ring's barriers; one thread calls it.
 template <class Traits>
@@ -121,8 +107,8 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
       TransactionBarrier::arrive_and_expect_tx(full, stage_bytes + vector_bytes<Traits>(p, cursor));
       if (waits) wait_for_previous_kernel();  // before the first load; later calls return at once
       load_pixels<Traits>(params, cursor, first, pixel, full,
-                          stage_x<Traits>(shared, ring.stage) + place.rank_f * share_x * Traits::kChannels, place);
-      void *const w = stage_w<Traits>(shared, ring.stage);
+                          shared.x_of(ring.stage) + place.rank_f * share_x * Traits::kChannels, place);
+      void *const w = shared.w_of(ring.stage);
       if constexpr (Traits::kPairs) {
         load_filter_pair<loads_in_order(Traits::kSmall, kPixels), !Traits::kSmall>(params, box.map, cursor, filter,
                                                                                    full, w);
@@ -159,11 +145,9 @@ CUTE_DEVICE void fill_ring(typename Traits::SharedStorage &shared, Sm90Params co
     }
     if (!has_shortcut(p)) continue;
     for (int i = 0; i < Traits::kShortcutSlots; ++i) {
-      uint64_t *const full = &shared.full[ring.stage];
-      Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
-      TransactionBarrier::arrive_and_expect_tx(full, kPixels * kStoreColumns * int(sizeof(typename Traits::Element)));
-      SM90_TMA_LOAD_2D::copy(&params.z, full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL),
-                             stage_x<Traits>(shared, ring.stage), filter + i * 64, tile_first);
+      uint64_t *const full =
+          open_stage(shared.full, shared.empty, ring, kPixels * kStoreColumns * int(sizeof(typename Traits::Element)));
+      SM90_TMA_LOAD_2D::copy(&params.z, full, kEvictNormal, shared.x_of(ring.stage), filter + i * 64, tile_first);
       ring.advance();
     }
   }
@@ -205,7 +189,7 @@ CUTE_DEVICE void issue_k_tiles(typename Traits::Sum (&acc)[Traits::kRowTiles][Tr
                                typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,
                                int first_row_w, int first_row_x, int k_begin, int k_end) {
   Problem const &p = params.problem;
-  uint64_t *const full = multipliable<Traits>(shared);
+  uint64_t *const full = shared.multipliable();
   FilterRows<Traits> const rows = filter_rows<Traits>(params);
   bool arrived = false;  // whether the next k-tile's loads were already seen to have ended
   CUTE_NO_UNROLL

@@ -33,10 +33,8 @@ template <class Traits, bool kSources>
 CUTE_DEVICE void load_joined(typename Traits::SharedStorage &shared, Sm90Params const &params, PairCursor &cursor,
                              Ring &ring, int filter, int first, Pixel const &pixel, ClusterPlace const &place) {
   Problem const &p = params.problem;
-  uint64_t *const full = &shared.full[ring.stage];
   auto &stage = shared.stages[ring.stage];
-  Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
-  TransactionBarrier::arrive_and_expect_tx(full, Traits::kStageBytes);
+  uint64_t *const full = open_stage(shared.full, shared.empty, ring, Traits::kStageBytes);
   if (ring.stage == 0) wait_for_previous_kernel();
   load_pixels<Traits>(params, cursor, first, pixel, full, stage.x, place);
   if constexpr (kSources) {

@@ -55,14 +55,13 @@ CUTE_DEVICE void load_pixels(Sm90Params const &params, Cursor const &at, int fir
                              uint64_t *full, void *to, ClusterPlace const &place) {
   CUtensorMap const *const map = &params.x[at.source];
   bool const multicast = Traits::kSharesPixels && place.cluster_f > 1;
-  constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL);
   Problem const &p = params.problem;
   if (params.pointwise) {
     if (multicast) {
-      SM90_TMA_LOAD_MULTICAST_2D::copy(map, full, uint16_t((1 << place.cluster_f) - 1), kHint, to, at.channel(),
+      SM90_TMA_LOAD_MULTICAST_2D::copy(map, full, uint16_t((1 << place.cluster_f) - 1), kEvictNormal, to, at.channel(),
                                        first_pixel);
     } else {
-      SM90_TMA_LOAD_2D::copy(map, full, kHint, to, at.channel(), first_pixel);
+      SM90_TMA_LOAD_2D::copy(map, full, kEvictNormal, to, at.channel(), first_pixel);
     }
     return;
   }
@@ -76,15 +75,15 @@ CUTE_DEVICE void load_pixels(Sm90Params const &params, Cursor const &at, int fir
 }
 
 // As load_filters, of two blocks from `block` on: the map is that of encode_filter_pairs. `column` is one of a block.
-// Through that of encode_tap_pairs two taps, `block` being the first of them. kInOrder: see loads_in_order().
+// Through that of two taps (encode_maps) they are taps, `block` being the first of them. kInOrder: see
+// loads_in_order().
 template <bool kInOrder>
 CUTE_DEVICE void load_filter_pair(Sm90Params const &params, CUtensorMap const *w, int column, int block, int filter,
                                   uint64_t *full, void *to) {
-  constexpr uint64_t kHint = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);
   if (!kInOrder && size_of(params.problem.output_type) == 1) {
-    SM90_TMA_LOAD_5D::copy(w, full, kHint, to, column, 0, 0, filter / 16, block);
+    SM90_TMA_LOAD_5D::copy(w, full, kEvictLast, to, column, 0, 0, filter / 16, block);
   } else {
-    SM90_TMA_LOAD_3D::copy(w, full, kHint, to, column, filter, block);
+    SM90_TMA_LOAD_3D::copy(w, full, kEvictLast, to, column, filter, block);
   }
 }
 
@@ -101,12 +100,12 @@ CUTE_DEVICE void load_filter_pair(Sm90Params const &params, CUtensorMap const *w
   }
 }
 
-// What a consumer of a large tile needs to know about a k-tile of kChannels, from the first one on: its number of wgmma
-// steps, of kStep channels each.
-template <int kStep, int kChannels>
-struct KSteps {
+// What a consumer of a large tile needs to know about a k-tile, from the first one on: its number of wgmma steps.
+template <class Traits>
+struct Steps {
+  static constexpr int kChannels = Traits::kChannels, kStep = kStepBytes / int(sizeof(typename Traits::Element));
   int source = 0, channel = 0, taps_left;
-  CUTE_DEVICE explicit KSteps(Problem const &p) : taps_left(p.R * p.S) {}
+  CUTE_DEVICE explicit Steps(Problem const &p) : taps_left(p.R * p.S) {}
   CUTE_DEVICE int steps(Problem const &p) const {
     int const left = p.C[source] - channel;
     return left >= kChannels ? kChannels / kStep : ceil_div(left, kStep);
@@ -119,20 +118,13 @@ struct KSteps {
   }
 };
 
-template <class Traits>
-using Steps = KSteps<kStepBytes / int(sizeof(typename Traits::Element)), Traits::kChannels>;
-
 // Waits for the steps that still run, and frees their stage.
 template <class Traits>
 CUTE_DEVICE void finish_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring const &ring,
                              typename Traits::SharedStorage &shared, Release const &release) {
   warpgroup_wait<0>();
   release(&shared.empty[ring.previous()]);
-  CUTE_UNROLL
-  for (int m = 0; m < Traits::kRowTiles; ++m) {
-    CUTE_UNROLL
-    for (int i = 0; i < Traits::kN / 2; ++i) warpgroup_fence_operand(acc[m][i]);
-  }
+  fence_sums(acc);
 }
 
 }  // namespace cutefuse::conv

@@ -32,12 +32,6 @@ struct PlainRows {
   }
 };
 
-template <class Op, class Sum, int kRegisters, size_t... I>
-CUTE_DEVICE void wgmma(Sum (&acc)[kRegisters], uint32_t const (&a)[4], uint64_t b, SM90::GMMA::ScaleOut scale,
-                       std::index_sequence<I...>) {
-  Op::fma(a[0], a[1], a[2], a[3], b, acc[I]..., scale);
-}
-
 // As main_loop: issues the k-tiles [k_begin, k_end) of one tile, of which the last is still running when it returns.
 // The channels that a source's last block lacks are zeros in both operands; a branch around them would cost more than
 // they do. begun: the sums go on from what acc holds.
@@ -46,9 +40,6 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, ty
                              Release const &release, Rows &rows, int k_begin, int k_end,
                              bool begun = Traits::kPreActivated) {
   using Element = typename Traits::Element;
-  using Step = Shape<_64, Int<kN>, Int<kStepBytes / int(sizeof(Element))>>;
-  using Sum = cute::conditional_t<cute::is_same_v<typename Traits::Sum, uint32_t>, int32_t, float>;
-  auto const sums = std::make_index_sequence<kN / 2>{};
   auto scale = begun ? SM90::GMMA::ScaleOut::One : SM90::GMMA::ScaleOut::Zero;  // the first step may overwrite acc
   int running = 0;  // the stage of the k-tile that was issued last
   // Waits for the next k-tile and issues it; returns the stage of the one before.
@@ -62,11 +53,10 @@ CUTE_DEVICE void narrow_loop(typename Traits::Sum (&acc)[kN / 2], Ring &ring, ty
     for (int i = 0; i < Traits::kSteps; ++i) {
       if constexpr (Traits::kPreActivated) {
         uint64_t const b = FilterRows<Traits>(false).operand_at(stage.w, 0, i);
-        wgmma<decltype(SM90::GMMA::rs_op_selector<Element, Element, Sum, Step>())>(acc, a[i], b, scale, sums);
+        wgmma<Element>(acc, scale, a[i][0], a[i][1], a[i][2], a[i][3], b);
       } else {
         uint64_t const b = rows.columns_at(stage, i);
-        wgmma<decltype(SM90::GMMA::ss_op_selector<Element, Element, Sum, Step>())>(acc, rows.rows_at(stage, i), b,
-                                                                                   scale, sums);
+        wgmma<Element>(acc, scale, rows.rows_at(stage, i), b);
       }
       scale = SM90::GMMA::ScaleOut::One;
     }
@@ -102,10 +92,6 @@ template <class Traits, class Rows>
 CUTE_DEVICE void multiply_half(typename Traits::Sum (&acc)[1][Traits::kN / 2], Ring &ring,
                                typename Traits::SharedStorage &shared, Release const &release, Rows const &rows,
                                int half) {
-  using Element = typename Traits::Element;
-  using Step = Shape<_64, Int<Traits::kN>, Int<kStepBytes / int(sizeof(Element))>>;
-  using Sum = cute::conditional_t<cute::is_same_v<typename Traits::Sum, uint32_t>, int32_t, float>;
-  using Op = decltype(SM90::GMMA::ss_op_selector<Element, Element, Sum, Step>());
   constexpr int kHalf = Traits::kSteps / 2;
   auto scale = SM90::GMMA::ScaleOut::Zero;
   TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
@@ -115,15 +101,14 @@ CUTE_DEVICE void multiply_half(typename Traits::Sum (&acc)[1][Traits::kN / 2], R
   for (int i = 0; i < kHalf; ++i) {
     uint64_t const a = further(rows.rows_at(stage, i), half * 64);
     uint64_t const b = further(rows.columns_at(stage, i), half * 64 * Traits::kPixels);
-    wgmma<Op>(acc[0], a, b, scale, std::make_index_sequence<Traits::kN / 2>{});
+    wgmma<typename Traits::Element>(acc[0], scale, a, b);
     scale = SM90::GMMA::ScaleOut::One;
   }
   warpgroup_commit_batch();
   if (half == 1) ring.advance();
   warpgroup_wait<0>();
   if (half == 1) release(&shared.empty[ring.previous()]);
-  CUTE_UNROLL
-  for (int i = 0; i < Traits::kN / 2; ++i) warpgroup_fence_operand(acc[0][i]);
+  fence_sums(acc);
 }
 
 // narrow_loop and finish_loop over the k-tiles [k_begin, k_end), which may begin and end within sources. Where the next
@@ -135,8 +120,7 @@ CUTE_DEVICE void narrow_loop_and_drain(float (&sums)[Traits::kN / 2], Ring &ring
                                        Release const &release, int row_w, int k_begin, int k_end) {
   Problem const &p = params.problem;
   int const taps = params.by_taps.divisor, whole = params.joined.from;
-  CUTE_UNROLL
-  for (int i = 0; i < Traits::kN / 2; ++i) sums[i] = 0.f;
+  for_each_value(sums, [](float &sum) { sum = 0.f; });
   PlainRows<Traits> rows(params, row_w);
   int begin = k_begin, end = 0;
   auto const drains_after = [&](int source) { return (params.drains_after >> source & 1) != 0; };

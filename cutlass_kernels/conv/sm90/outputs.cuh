@@ -76,14 +76,12 @@ CUTE_DEVICE bool finish_values(float (&values)[kValues], Pair const &pair, Probl
   pair.add_to(values);
   bool relu = kFinish == Finish::kRelu;
   if constexpr (kFinish == Finish::kSilu && kFewest) {
-    CUTE_UNROLL
-    for (int i = 0; i < kValues; ++i) values[i] *= sigmoid(values[i]);
+    for_each_value(values, [](float &value) { value *= sigmoid(value); });
   } else if constexpr (kFinish == Finish::kSilu) {
     CUTE_UNROLL
     for (int i = 0; i < kValues; i += 2) silu_pair(values[i], values[i + 1]);
   } else if constexpr (kFinish == Finish::kSigmoid) {
-    CUTE_UNROLL
-    for (int i = 0; i < kValues; ++i) values[i] = sigmoid(values[i]);
+    for_each_value(values, [](float &value) { value = sigmoid(value); });
   } else if constexpr (kFinish == Finish::kOther) {
     activate<false>(make_tensor(&values[0], Layout<Int<kValues>>{}), p);
   }

@@ -51,14 +51,13 @@ CUTE_DEVICE void load_all_filters(typename Traits::SharedStorage &shared, Sm90Pa
 // the patch to the next.
 template <class Element, int kN, int kSteps, int kSquares>
 CUTE_DEVICE void multiply_squares(float (&acc)[kSquares][kN / 2], uint64_t pixels, uint64_t filters, int square_bytes) {
-  using Op = decltype(SM90::GMMA::ss_op_selector<Element, Element, float, Shape<_64, Int<kN>, _16>>());
   warpgroup_arrive();
   CUTE_UNROLL
   for (int i = 0; i < kSteps; ++i) {
     CUTE_UNROLL
     for (int m = 0; m < kSquares; ++m) {
-      wgmma<Op>(acc[m], further(pixels, m * square_bytes + i * kStepBytes), further(filters, i * kStepBytes),
-                SM90::GMMA::ScaleOut::One, std::make_index_sequence<kN / 2>{});
+      wgmma<Element>(acc[m], SM90::GMMA::ScaleOut::One, further(pixels, m * square_bytes + i * kStepBytes),
+                     further(filters, i * kStepBytes));
     }
   }
   warpgroup_commit_batch();
@@ -131,10 +130,7 @@ __global__ void __launch_bounds__(Traits::kThreads, most_rows_blocks(Traits::kFi
   unsigned char *const filters = shared.stages + plan.halo_stages * plan.stage_bytes;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kHaloMaxStages; ++i) {
-      TransactionBarrier::init(&shared.halo_full[i], 1);
-      Barrier::init(&shared.halo_empty[i], 1);
-    }
+    init_stages(shared.halo_full, shared.halo_empty, 1);
     TransactionBarrier::init(&shared.filters_full, 1);
     cutlass::arch::fence_barrier_init();
   }
@@ -160,12 +156,8 @@ __global__ void __launch_bounds__(Traits::kThreads, most_rows_blocks(Traits::kFi
         int const first = pixels_before(params, source, patch.a - pad_a);
         uint64_t const pixels = operand(shared.stages + halo.stage * plan.stage_bytes + first * Traits::kPixelBytes,
                                         plan.pitch * Traits::kPixelBytes, Traits::kSwizzle);
-        auto const fence = [&] {
-          CUTE_UNROLL
-          for (int i = 0; i < kSquares * kN / 2; ++i) warpgroup_fence_operand(acc[i / (kN / 2)][i % (kN / 2)]);
-        };
         auto const multiply_taps = [&](auto steps) {
-          fence();
+          fence_sums(acc);
           CUTE_NO_UNROLL
           for (int r = 0; r < taps.rows; ++r) {
             uint64_t at = further(pixels, r * step_r);
@@ -182,7 +174,7 @@ __global__ void __launch_bounds__(Traits::kThreads, most_rows_blocks(Traits::kFi
           multiply_taps(_1{});
         }
         warpgroup_wait<0>();
-        fence();
+        fence_sums(acc);
         if (signals) Barrier::arrive(&shared.halo_empty[halo.stage]);
         halo.advance();
       });

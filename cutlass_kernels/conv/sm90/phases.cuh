@@ -30,10 +30,9 @@ CUTE_DEVICE void fill_ring_in_phases(typename Traits::SharedStorage &shared, Sm9
     CUTE_NO_UNROLL
     for (int k = begin; k < end; ++k) {
       int const source = plan.source[at], channel = block * kChannelBlock;
-      uint64_t *const full = &shared.full[ring.stage];
       auto &stage = shared.stages[ring.stage];
-      Barrier::wait(&shared.empty[ring.stage], ring.phase ^ 1);
-      TransactionBarrier::arrive_and_expect_tx(full, (Traits::kFilters - box.missing + pixels) * Traits::kPixelBytes);
+      uint64_t *const full =
+          open_stage(shared.full, shared.empty, ring, (Traits::kFilters - box.missing + pixels) * Traits::kPixelBytes);
       load_pixels(&params.x[source], full, stage.x, channel);
       load_filters(params, box.map, plan.first_block[at] * kChannelBlock + channel, filter, full, stage.w);
       ring.advance();
@@ -43,7 +42,7 @@ CUTE_DEVICE void fill_ring_in_phases(typename Traits::SharedStorage &shared, Sm9
   wait_for_previous_kernel();
   load(0, params.k_begin[place.part], params.k_begin[place.part + 1], kPhase,
        [&](CUtensorMap const *map, uint64_t *full, void *to, int channel) {
-         SM90_TMA_LOAD_2D::copy(map, full, static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_NORMAL), to, channel, first);
+         SM90_TMA_LOAD_2D::copy(map, full, kEvictNormal, to, channel, first);
        });
   load(plan.enlarged, plan.begin[place.part], plan.begin[place.part + 1], Traits::kPixels,
        [&](CUtensorMap const *map, uint64_t *full, typename Traits::Element *to, int channel) {
@@ -66,9 +65,9 @@ CUTE_DEVICE void loop_in_phases(float (&acc)[Traits::kN / 2], Ring &ring, typena
                                             params.k_begin[part + 1]);
   warpgroup_wait<0>();
   release(&shared.empty[ring.previous()]);
+  fence_sums(first);
   CUTE_UNROLL
   for (int i = 0; i < kValues; ++i) {
-    warpgroup_fence_operand(first[i]);
     CUTE_UNROLL
     for (int phase = 1; phase < 4; ++phase) acc[phase * kValues + i] = first[i];
   }

@@ -227,34 +227,30 @@ char const *launch_sm90(Op const &op, Plan const &plan, Operands const &operands
   Sm90Params &k = state.params;
   Problem const &p = k.problem;
   bool refuses = false;
-  auto const point = [&](CUtensorMap &map, void const *data, std::int64_t bytes) {
-    refuses = refuses || !point_map(map, static_cast<char const *>(data) + bytes);
-  };
+  auto const point = [&](CUtensorMap &map, void const *data) { refuses = refuses || !point_map(map, data); };
   void const *const *next = operands.inputs;
   for (int i = 0; i < p.sources; ++i) {
-    std::int64_t const start = std::int64_t(p.start[i]) * size_of(p.type);
-    k.sources[i] = static_cast<char const *>(*next) + start;
-    point(k.x[i], *next, start);
+    k.sources[i] = static_cast<char const *>(*next) + std::int64_t(p.start[i]) * size_of(p.type);
+    point(k.x[i], k.sources[i]);
     if (i != state.divided_source) ++next;
   }
   k.filters = *next;
-  if (k.joined.from < p.sources || k.lone_block >= 0 || k.last_f >= 0) point(k.w_second, *next, 0);
-  point(k.w, *next++, 0);
+  if (k.joined.from < p.sources || k.lone_block >= 0 || k.last_f >= 0) point(k.w_second, *next);
+  point(k.w, *next++);
   if (size_of(p.type) == 1) k.w_scale = static_cast<float const *>(*next++);
   k.b = static_cast<float const *>(*next++);
   bool const direct = p.type == Type::kFloat32;  // outputs and shortcut have no maps
   if (p.residual != Residual::kNone) {
-    std::int64_t const start = std::int64_t(p.residual_start) * size_of(p.type);
-    k.shortcut = static_cast<char const *>(*next) + start;
-    if (!direct) point(k.z, *next, start);
-    ++next;
+    k.shortcut = static_cast<char const *>(*next++) + std::int64_t(p.residual_start) * size_of(p.type);
+    if (!direct) point(k.z, k.shortcut);
   }
   if (p.pre_activated) k.pre_scale = next[0], k.pre_shift = next[1];
   for (int i = 0; i < p.outputs; ++i) {
+    char *const y = output_of(p, operands, i);
+    k.outputs[i].y = y;
     for (int pixel = 0; pixel < std::max(k.halo.beside, 1) && !direct; ++pixel) {
-      point(k.out[i + pixel], output_of(p, operands, i), std::int64_t(pixel) * p.ldy * size_of(p.output_type));
+      point(k.out[i + pixel], y + pixel * p.ldy * size_of(p.output_type));
     }
-    k.outputs[i].y = output_of(p, operands, i);
   }
   char const *const why = refuses ? "the driver refused an address for TMA" : start(state.launch, &k, operands.stream);
   return why == nullptr ? nullptr : refused(op, plan.config, why);

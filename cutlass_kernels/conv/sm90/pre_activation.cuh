@@ -27,16 +27,6 @@ CUTE_DEVICE void load_vectors(Sm90Params const &params, Cursor const &at, uint64
   SM90_BULK_COPY_G2S::copy(static_cast<Element const *>(params.pre_shift) + channel, full, to + kChannelBlock, bytes);
 }
 
-// The barriers, one for each stage, for which a consumer waits before it multiplies.
-template <class Traits>
-CUTE_DEVICE uint64_t *multipliable(typename Traits::SharedStorage &shared) {
-  if constexpr (Traits::kPreActivated) {
-    return shared.ready;
-  } else {
-    return shared.full;
-  }
-}
-
 // Read and write 16 bytes of shared memory, as assembly so that the compiler keeps their order: it moved reads past the
 // branches around writes, where each read takes its full latency.
 CUTE_DEVICE uint4 read_chunk(uint32_t from) {

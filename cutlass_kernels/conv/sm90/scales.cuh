@@ -42,11 +42,7 @@ template <class Sum, int kRowTiles, int kValues>
 CUTE_DEVICE SM90::GMMA::ScaleOut begin_sums(Sum (&acc)[kRowTiles][kValues], Sm90Params const &params) {
   if constexpr (!cute::is_same_v<Sum, float>) {
     if (params.raised) {
-      CUTE_UNROLL
-      for (int m = 0; m < kRowTiles; ++m) {
-        CUTE_UNROLL
-        for (int i = 0; i < kValues; ++i) acc[m][i] = __float_as_uint(float(kRaise));
-      }
+      for_each_value(acc, [](uint32_t &sum) { sum = __float_as_uint(float(kRaise)); });
       return SM90::GMMA::ScaleOut::One;
     }
   }
@@ -61,10 +57,8 @@ CUTE_DEVICE void change_unit(Sum (&acc)[kRowTiles][kValues], Sm90Params const &p
     if constexpr (!cute::is_same_v<Sum, float>) {
       if (params.raised) {
         RaisedRescale const &by = params.raised_rescale[source];
-        CUTE_UNROLL
-        for (int i = 0; i < kValues; ++i) {
-          acc[m][i] = __float_as_uint(fmaf(__uint_as_float(acc[m][i]), by.factor, by.term));
-        }
+        for_each_value(acc[m],
+                       [&](uint32_t &sum) { sum = __float_as_uint(fmaf(__uint_as_float(sum), by.factor, by.term)); });
         continue;
       }
     }
@@ -76,12 +70,7 @@ CUTE_DEVICE void change_unit(Sum (&acc)[kRowTiles][kValues], Sm90Params const &p
 template <class Sum, int kRowTiles, int kValues>
 CUTE_DEVICE void lower_sums(Sum (&acc)[kRowTiles][kValues], Sm90Params const &params) {
   if constexpr (!cute::is_same_v<Sum, float>) {
-    if (!params.raised) return;
-    CUTE_UNROLL
-    for (int m = 0; m < kRowTiles; ++m) {
-      CUTE_UNROLL
-      for (int i = 0; i < kValues; ++i) acc[m][i] -= __float_as_uint(float(kRaise));
-    }
+    if (params.raised) for_each_value(acc, [](uint32_t &sum) { sum -= __float_as_uint(float(kRaise)); });
   }
 }
 

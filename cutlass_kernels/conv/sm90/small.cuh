@@ -50,12 +50,14 @@ struct Sm90Small : Sm90Numbers<Element_> {
     Element x[kPixels * kChannels];   // (pixel,channel), 128-byte rows, SWIZZLE_128B
     Element w[kFilters * kChannels];  // (filter,channel), likewise
   };
-  // A launch has as many stages as the host chose. Behind them lie, where it divides the reduction, the parts and,
-  // where it activates the sources, the scales and shifts.
+  // A launch has as many stages as the host chose, each with its operands side by side. Behind them lie, where it
+  // divides the reduction, the parts and, where it activates the sources, the scales and shifts.
   struct SharedStorage {
     alignas(8) uint64_t full[kStages], empty[kStages], parts_full;
     alignas(16) float bias[kPreActivated ? kFilters : 1];
     alignas(1024) Stage stages[kStages];
+    CUTE_DEVICE Element *x_of(int stage) { return stages[stage].x; }
+    CUTE_DEVICE Element *w_of(int stage) { return stages[stage].w; }
     // (thread,(block of the cluster,unit))
     CUTE_DEVICE auto parts(int stages_) { return reinterpret_cast<float4(*)[kSumThreads]>(stages + stages_); }
     // (channel,scale and shift)
@@ -185,11 +187,7 @@ using Place = cute::conditional_t<Traits::kPixelRows, RowPlace<typename Traits::
 // longer, since the instruction takes one address of a warp at a time.)
 template <class Traits>
 CUTE_DEVICE void init_barriers(typename Traits::SharedStorage &shared, Sm90Params const &params, int part) {
-  CUTE_UNROLL
-  for (int i = 0; i < Traits::kStages; ++i) {
-    TransactionBarrier::init(&shared.full[i], 1);
-    Barrier::init(&shared.empty[i], Traits::kReaders);
-  }
+  init_stages(shared.full, shared.empty, Traits::kReaders);
   TransactionBarrier::init(&shared.parts_full, 1);
   cutlass::arch::fence_barrier_init();
   if (params.splits == 1) return;

@@ -173,11 +173,6 @@ CUresult encode_filter_pairs(CUtensorMap &map, Sm90Params const &k, Sm90Tile con
   return encode_blocks(map, k, tile, taps * kChannelBlock, kChannelBlock, 2, box_filters);
 }
 
-// Two taps of a block, among those of all blocks.
-CUresult encode_tap_pairs(CUtensorMap &map, Sm90Params const &k, Sm90Tile const &tile) {
-  return encode_blocks(map, k, tile, kChannelBlock, kChannelBlock, 2, tile.filters);
-}
-
 // The packed filters as (column,filter). For 8-bit outputs as (column,pair,even or odd,16 filters): of each 16 filters
 // the even ones are loaded first.
 CUresult encode_filters(CUtensorMap &map, Sm90Params const &k, Sm90Tile const &tile, int box_filters) {
@@ -249,8 +244,8 @@ CUresult encode_maps(Sm90Params &k, Sm90Tile const &tile) {
     result = encode_filters(k.w_second, k, tile, tile.filters - k.missing_filters);
   }
   bool const joins = k.joined.from < p.sources;
-  if (result == CUDA_SUCCESS && (joins || k.lone_block >= 0)) {
-    result = encode_tap_pairs(k.w_second, k, tile);
+  if (result == CUDA_SUCCESS && (joins || k.lone_block >= 0)) {  // two taps of a block, among those of all blocks
+    result = encode_blocks(k.w_second, k, tile, kChannelBlock, kChannelBlock, 2, tile.filters);
   }
   if (tile.type_bytes == 4) return result;  // threads load the shortcut and store the outputs
   if (result == CUDA_SUCCESS && p.residual != Residual::kNone) result = encode_shortcut(k, tile);

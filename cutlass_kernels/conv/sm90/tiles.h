@@ -133,10 +133,10 @@ constexpr Config config_of(Sm90Tile const &tile) {
                            : tile.schedule == Sm90Schedule::kPingPong ? "pingpong"
                            : tile.schedule == Sm90Schedule::kSmall    ? "small"
                                                                       : "im2col";
-  std::uint32_t const halves = bit_of(Type::kFloat16) | bit_of(Type::kBFloat16);
-  std::uint32_t const bytes = bit_of(Type::kInt8) | bit_of(Type::kFloat8);
-  std::uint32_t const types = tile.type_bytes == 1 ? bytes : tile.type_bytes == 2 ? halves : bit_of(Type::kFloat32);
-  return {tile.id, 90, tile.name, kind, types, kWgmma};
+  std::uint32_t const types = tile.type_bytes == 1   ? kQuantisedTypes
+                              : tile.type_bytes == 2 ? kHalfTypes
+                                                     : bit_of(Type::kFloat32);
+  return {tile.id, tile.name, kind, types, kWgmma};
 }
 
 constexpr Group group_of(Sm90Tile const &tile) {

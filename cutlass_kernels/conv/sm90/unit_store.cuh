@@ -96,8 +96,7 @@ CUTE_DEVICE void convert_with_shortcut(float (&values)[4], uint32_t (&packed)[2]
     after[i] = widen<Element>(z & ~before);
   }
   bool const relu = finish_values<kFinish, kUnitFewest>(values, pair, p);
-  CUTE_UNROLL
-  for (int i = 0; i < 4; ++i) values[i] = relu ? max_nan(values[i], 0.f) : values[i];
+  for_each_value(values, [&](float &value) { value = relu ? max_nan(value, 0.f) : value; });
   CUTE_UNROLL
   for (int i = 0; i < 2; ++i) {
     packed[i] = pack<Element, false>(values[2 * i] + after[i].x, values[2 * i + 1] + after[i].y);
