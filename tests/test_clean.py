@@ -54,7 +54,7 @@ KEPT: dict[str, tuple[str, str, dict[str, Sequence[int]]]] = {
     "slice that turns around": ("s = Slice(c, z, e, ax, st)", "s", {"z": [-1], "e": [-99], "ax": [2], "st": [-1]}),
     "slice of an unknown batch": ("s = Slice(c, z, e, ax)", "s", {"z": [0], "e": [4], "ax": [0]}),
     "cast to another type and back": ("h = Cast<to=10>(c) s = Cast<to=1>(h)", "s", {}),
-    "pad": ("s = Pad(c, p)", "s", {"p": [0, 0, 1, 0, 0, 0, 0, 0]}),
+    "pad that reflects": ("s = Pad<mode=\"reflect\">(c, p)", "s", {"p": [0, 0, 1, 0, 0, 0, 0, 0]}),
     "pad that cuts": ("s = Pad(c, p)", "s", {"p": [0, 0, -1, 0, 0, 0, 1, 0]}),
     "pad by a computed size": ("i = Shape(c) j = Sub(i, i) p = Concat<axis=0>(j, j) s = Pad(c, p)", "s", {}),
 }  # fmt: skip

@@ -82,7 +82,7 @@ def test_the_nodes_carry_the_contract_of_the_plugin(source: Path) -> None:
 def test_new_names_clash_with_nothing(tmp_path: Path) -> None:
     values = weights(w=FILTER, k=(12,)) | {"Conv_1.packed_weight": np.float32(2)}
     model = graph("c = Concat<axis=1>(a, b) x = Conv(c, w, k) y = Relu(x)", values)
-    model.graph.node.append(helper.make_node("Mul", ["y", "Conv_1.packed_weight"], ["z"], name=""))
+    model.graph.node.append(helper.make_node("Pow", ["y", "Conv_1.packed_weight"], ["z"], name=""))
     model.graph.output[0].name = "z"
     onnx.save(model, str(tmp_path / "m.onnx"))
     assert main([str(tmp_path / "m.onnx"), "--verify"]) == 0
