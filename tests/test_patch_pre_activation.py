@@ -10,7 +10,8 @@ import pytest
 from graphs import bn_weights, fused_types, graph, run_patch, weights
 
 from cutefuse.match.answer import Joined
-from cutefuse.match.conv.read import Facts, Front
+from cutefuse.match.conv.front import Front
+from cutefuse.match.conv.read import Facts
 from cutefuse.match.pre_activation import GROUPS, grouped
 from cutefuse.operators.conv_form import Source
 from cutefuse.rewrite.unpatch import unpatch

@@ -11,7 +11,7 @@ from cutefuse.match import before as views
 from cutefuse.match.after import chains_after
 from cutefuse.match.answer import Refusal
 from cutefuse.match.before import Operand
-from cutefuse.match.conv import read as conv_facts
+from cutefuse.match.conv.front import find_concat, one_source
 from cutefuse.match.explain import behind_concat
 from cutefuse.match.sizes import shape_of
 from cutefuse.operators.conv_form import Source
@@ -26,7 +26,7 @@ def has_neighbour(graph: Graph, conv: NodeProto) -> bool:
     filters = weight[0] if weight and conv.op_type == "Conv" else -1
     if len(weight) > 1 and conv.op_type == "ConvTranspose":
         filters = weight[1] * attribute(conv, "group", 1)
-    front = conv_facts.one_source(graph, conv)
+    front = one_source(graph, conv)
     shape = partial(shape_of, graph, conv.output[0], front.sources)
     chain = chains_after(graph, conv.output[0], filters, shape)[0]
     if not chain.is_empty or chain.note:
@@ -40,7 +40,7 @@ def has_neighbour(graph: Graph, conv: NodeProto) -> bool:
 
 def reads_concat(graph: Graph, conv: NodeProto) -> bool:
     """Whether a Concat feeds a convolution of any kind."""
-    return conv_facts.find_concat(graph, conv, 0) is not None
+    return find_concat(graph, conv, 0) is not None
 
 
 def transposed(graph: Graph, node: NodeProto, reason: str) -> Refusal | None:

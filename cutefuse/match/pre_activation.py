@@ -13,7 +13,8 @@ from onnx import NodeProto
 from cutefuse.graph.read import Graph, attribute
 from cutefuse.match.after import Affine, composed, steps_before
 from cutefuse.match.answer import Constant, Joined
-from cutefuse.match.conv.read import Facts, Front, flattened, pass_through
+from cutefuse.match.conv.front import Front, flattened, pass_through
+from cutefuse.match.conv.read import Facts
 from cutefuse.operators.conv_form import Source
 
 # Each layer of a dense block joins all tensors before it. Groups of fixed sizes from the first tensor on are the same

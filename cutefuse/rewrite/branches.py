@@ -20,6 +20,7 @@ from cutefuse.graph.shapes import inferred
 from cutefuse.match.after import Affine, affine_before, composed
 from cutefuse.match.answer import Refusal
 from cutefuse.match.conv import read as conv_facts
+from cutefuse.match.conv.front import Front
 from cutefuse.operators.conv_math import Geometry
 from cutefuse.rewrite.apply import Names
 
@@ -119,7 +120,7 @@ def _joined(
     source = branches[0].source
     facts = list[conv_facts.Facts | None]()
     for branch in branches:
-        read = conv_facts.read(graph, branch.conv, conv_facts.Front((source,), (), ())) if branch.conv else None
+        read = conv_facts.read(graph, branch.conv, Front((source,), (), ())) if branch.conv else None
         if isinstance(read, Refusal):
             return None
         facts.append(read)

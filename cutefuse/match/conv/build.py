@@ -21,9 +21,9 @@ from cutefuse.match.answer import Constant, Finder, Match, Refusal, Traffic
 from cutefuse.match.answer import Operand as MatchOperand
 from cutefuse.match.before import Operand
 from cutefuse.match.conv import read as conv_facts
+from cutefuse.match.conv.front import Front, behind_steps, broken, find_concat, one_source
 from cutefuse.match.conv.image import of_image
 from cutefuse.match.conv.pools import POOLS, wider
-from cutefuse.match.conv.read import Front
 from cutefuse.match.conv.spread import SPREAD, spread_of
 from cutefuse.match.explain import behind_concat
 from cutefuse.match.neighbours import has_neighbour, transposed
@@ -60,16 +60,16 @@ def _match_alike(graph: Graph, node: NodeProto, wanted: ConvSites) -> Match | Re
 def _spread(graph: Graph, node: NodeProto, layout: int) -> Match | Refusal | None:
     """The site of a convolution whose outputs are spread over squares of pixels, with the Concat in front of it where
     that is legal; None of a Conv without DepthToSpace."""
-    joined = conv_facts.find_concat(graph, node, most_sources())
+    joined = find_concat(graph, node, most_sources())
     fits = isinstance(joined, Front) and len(joined.sources) <= most_sources()
-    fronts = [*([joined] if isinstance(joined, Front) and fits else []), conv_facts.one_source(graph, node)]
+    fronts = [*([joined] if isinstance(joined, Front) and fits else []), one_source(graph, node)]
     answers = [_spread_over(graph, node, front, layout) for front in fronts]
     return next(filter(_legal, answers), answers[-1])
 
 
 def _spread_over(graph: Graph, node: NodeProto, site: Front, layout: int) -> Match | Refusal | None:
     nodes = (node, *site.nodes)
-    facts = conv_facts.broken(graph, node, nodes) or conv_facts.read(graph, node, site)
+    facts = broken(graph, node, nodes) or conv_facts.read(graph, node, site)
     if isinstance(facts, Refusal):
         return facts if node.op_type == "ConvTranspose" else None  # of a Conv it is said elsewhere
     found = spread_of(graph, node, facts) if not facts.depthwise else None
@@ -130,13 +130,13 @@ def _match_plain(graph: Graph, node: NodeProto, wanted: ConvSites) -> Match | Re
     found: Match | Refusal | None = None
     # Sources of an inner Concat may be illegal where their join is not (two and six float32 channels).
     for flatten_to in (most_sources(), 0):
-        front = conv_facts.find_concat(graph, node, flatten_to)
-        found = _match(graph, node, front, wanted) if isinstance(front, conv_facts.Front) else front
+        front = find_concat(graph, node, flatten_to)
+        found = _match(graph, node, front, wanted) if isinstance(front, Front) else front
         if not isinstance(found, Match):
             break
         if _legal(found):
             return found
-    behind = _match(graph, node, conv_facts.one_source(graph, node), wanted)
+    behind = _match(graph, node, one_source(graph, node), wanted)
     if found is None:
         return _near(graph, node, behind)
     if (legal := _legal(behind)) is None:
@@ -163,7 +163,7 @@ def _with_steps(
     graph: Graph, node: NodeProto, wanted: ConvSites, plain: Match | Refusal | None
 ) -> Match | Refusal | None:
     """The site of a Conv, first with the affine steps in front of it in its filter."""
-    for front in reversed(conv_facts.behind_steps(graph, node, most_sources())):
+    for front in reversed(behind_steps(graph, node, most_sources())):
         if whole := _legal(_match(graph, node, front, wanted)):
             plain = _before(whole, _legal(plain))
     return plain
@@ -197,7 +197,7 @@ def _match(
 ) -> Match | Refusal | None:  # fmt: skip
     """The site of a Conv over a front. `facts`: those of another filter that computes what is in front as well.
     `steps`: the most affine steps behind the Conv that go into the filter."""
-    if refusal := conv_facts.broken(graph, node, (node, *site.nodes)):
+    if refusal := broken(graph, node, (node, *site.nodes)):
         return refusal if site.concats or has_neighbour(graph, node) else None
     facts = facts or conv_facts.read(graph, node, site)
     if isinstance(facts, conv_facts.Facts) and facts.depthwise:

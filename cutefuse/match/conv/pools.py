@@ -15,7 +15,8 @@ from cutefuse.graph.clean import TO_THE_END
 from cutefuse.graph.read import Graph, attribute, label
 from cutefuse.match.answer import Refusal
 from cutefuse.match.conv import read as conv_facts
-from cutefuse.match.conv.read import Facts, Front
+from cutefuse.match.conv.front import Front, added, find_concat, one_source
+from cutefuse.match.conv.read import Facts
 from cutefuse.operators.conv_form import most_sources
 from cutefuse.operators.conv_math import Geometry
 
@@ -36,7 +37,7 @@ class _Wider:
 def wider(graph: Graph, conv: NodeProto) -> list[tuple[Front, Facts]] | str:
     """What a convolution with a wider filter reads and computes in the place of this one and of the pool or slices that
     it alone reads, over the tensors of a Concat first; [] where there are none, or why they stay."""
-    site = conv_facts.one_source(graph, conv)
+    site = one_source(graph, conv)
     node = graph.producer(site.sources[0])
     alone = all(graph.only_user(t) is not None for t in (*site.sources, *(n.output[0] for n in site.nodes)))
     if not alone or not graph.is_op(node, "AveragePool", "SpaceToDepth", "Concat"):
@@ -48,7 +49,7 @@ def wider(graph: Graph, conv: NodeProto) -> list[tuple[Front, Facts]] | str:
     if found is None or isinstance(found, str):
         return f"{node.op_type} '{label(node)}' stays: {found}" if found else []
     reader = next(n for n in found.nodes if n.input[0] == found.tensor)
-    fronts = [conv_facts.find_concat(graph, reader, most_sources()), conv_facts.one_source(graph, reader)]
+    fronts = [find_concat(graph, reader, most_sources()), one_source(graph, reader)]
     pairs, K, (R, S) = list[tuple[Front, Facts]](), own.weight_dims[0], found.geometry.kernel_shape
     for front in (f for f in fronts if isinstance(f, Front)):
         dims = conv_facts.source_dims(graph, front, found.channels)
@@ -56,7 +57,7 @@ def wider(graph: Graph, conv: NodeProto) -> list[tuple[Front, Facts]] | str:
             return f"{node.op_type} '{label(node)}' stays: {dims}"
         whole = replace(front, nodes=(*site.nodes, *found.nodes, *front.nodes))
         shape = (K, found.channels, R, S)
-        geometry = replace(found.geometry, pads=conv_facts.added(found.geometry.pads, front.pads))
+        geometry = replace(found.geometry, pads=added(found.geometry.pads, front.pads))
         facts = replace(own, weight_dims=shape, sources=dims, geometry=geometry, make=found.make)
         pairs.append((whole, facts))
     return pairs

@@ -17,7 +17,7 @@ from cutefuse.graph.numbers import Number
 from cutefuse.graph.read import Graph, attribute, label
 from cutefuse.match.answer import Quantized, Refusal
 from cutefuse.match.conv import read as conv_facts
-from cutefuse.match.conv.read import Front
+from cutefuse.match.conv.front import Front
 from cutefuse.match.qdq import (
     CUSTOM_DOMAIN,
     DEQUANTIZE,
