@@ -147,50 +147,27 @@ class Model:
         return Own(before_us, self.engine.our_norm_us(self.device, size))
 
     def _convolution(self, site: Site, match: Match, call: Call) -> Own:
-        attrs, facts = dict[str, Any](call.attrs), kernels.facts(call.op_type)
-        r, s = attrs["kernel_shape"]
-        first = call.inputs[0].dims
-        factor = attrs.get("upsample", [1])[0]
-        dtype = site.cast_from or call.dtype
-        spread, anchor = int(facts["spread"]), match.nodes[0]
-        N, (P, Q) = call.outputs[0].dims[0], (d // spread for d in call.outputs[0].dims[2:])
-        outputs = [t.dims[1] * spread**2 for t in call.outputs]
-        depthwise, transposed = bool(facts["depthwise"]), anchor.op_type == "ConvTranspose"
-        moved = any(n.op_type == MOVES for n in match.nodes)
-        together = self.engine.merges_pointwise and r * s == 1 and not depthwise and not transposed
-        filters = [sum(outputs)] if together else outputs
-        H, W = first[2] * factor, first[3] * factor
-        dilated_taps = Geometry.of(attrs).dilated_taps((H, W)) if depthwise else 0.0
-        convs = [
-            Convolution(N, sum(attrs["channels"]), H, W, K, P, Q, r * s, dtype, depthwise, dilated_taps)
-            for K in filters
-        ]  # fmt: skip
-        wider_us = 0.0
+        facts, anchor = kernels.facts(call.op_type), match.nodes[0]
+        transposed = anchor.op_type == "ConvTranspose"
+        ours = self._convolutions(site, call, transposed)
+        together = self.engine.merges_pointwise and ours[0].taps == 1 and not facts["depthwise"] and not transposed
+        convs, wider_us = ours, 0.0
         if POOLS in match.takes:  # the engine pools or sorts pixels in a kernel of its own, before a smaller filter
-            x, w = (self.plain.dims(t) for t in match.nodes[0].input[:2])
+            x, w = (self.plain.dims(t) for t in anchor.input[:2])
             if not x or not w:
                 return Own(math.nan, math.nan, UNSIZED)
-            ours, convs = convs[0], [replace(convs[0], C=w[1], H=x[2], W=x[3], taps=w[2] * w[3])]
-            if ours.C * ours.taps > w[1] * w[2] * w[3]:  # slices only sort the products
-                wider_us = self.convolution_us(ours) - self.convolution_us(convs[0])
+            convs = [replace(ours[0], C=w[1], H=x[2], W=x[3], taps=w[2] * w[3])]
+            if ours[0].C * ours[0].taps > w[1] * w[2] * w[3]:  # slices only sort the products
+                wider_us = self.convolution_us(ours[0]) - self.convolution_us(convs[0])
         if call.key not in self._fused_us:
             self._fused_us[call.key] = fused_us(call, self.device, site.op.cost(call).bytes_moved)
         after_us = self._fused_us[call.key]
         before_us = sum(map(self.transposed_us if transposed else self.convolution_us, convs))
-        if depthwise and after_us is not None and not self.engine.fitted:  # no kernel of its own was timed
+        if facts["depthwise"] and after_us is not None and not self.engine.fitted:  # no kernel of its own was timed
             before_us = min(before_us, after_us)
         mergeable_us = before_us if together else 0.0
         before_us += self._normalised_us(match, call) if facts["pre_activated"] else 0.0
-        activation, residual = str(facts["activation"]), facts["residual"]
-        biased = len(anchor.input) > 2 or any(n.op_type == "BatchNormalization" for n in match.nodes)
-        gated = not residual and all(self.plain.in_gate(o) for o in match.outputs)
-        for conv in convs:
-            y = conv.output_bytes
-            summed = residual == AFTER and activation in ("Relu", "Clip")
-            if self.engine.computes(self.graph, match, activation) and not summed:
-                before_us += self.device.pass_us(2 * y) if moved else self.device.move_us(y) if residual else 0.0
-            elif (self.engine.inside("") or activation or residual or biased or moved) and not gated:
-                before_us += self.device.pass_us(3 * y if residual else 2 * y)
+        before_us += sum(self._behind_us(match, conv) for conv in convs)
         behind = self.graph.producer(anchor.input[0])
         if not self.engine.reads_ranges and behind is not None and behind.op_type in RANGES:
             before_us += self.device.copy_us(2 * self.plain.size_of(anchor.input[0]))
@@ -200,9 +177,41 @@ class Model:
             unknown = facts["pre_activated"] and not self.record  # else `inner_us` tells
             normalised_us = self._normalised_us(match, call) if unknown else 0.0
             return Own(after_us + normalised_us - wider_us, after_us + self._joined_us(match, call))
-        if residual:
+        if facts["residual"]:
             after_us += self.device.move_us(sum(c.output_bytes for c in convs))
         return Own(before_us, after_us + self._joined_us(match, call), "", mergeable_us)
+
+    def _convolutions(self, site: Site, call: Call, transposed: bool) -> list[Convolution]:
+        """What an engine computes in place of ours: a convolution for each output, or one where it merges them."""
+        attrs, facts = dict[str, Any](call.attrs), kernels.facts(call.op_type)
+        depthwise, spread, taps = bool(facts["depthwise"]), int(facts["spread"]), math.prod(attrs["kernel_shape"])
+        H, W = (d * attrs.get("upsample", [1])[0] for d in call.inputs[0].dims[2:])
+        N, (P, Q) = call.outputs[0].dims[0], (d // spread for d in call.outputs[0].dims[2:])
+        filters = [t.dims[1] * spread**2 for t in call.outputs]
+        if self.engine.merges_pointwise and taps == 1 and not depthwise and not transposed:
+            filters = [sum(filters)]
+        dtype, dilated_taps = (
+            site.cast_from or call.dtype,
+            Geometry.of(attrs).dilated_taps((H, W)) if depthwise else 0.0,
+        )
+        return [
+            Convolution(N, sum(attrs["channels"]), H, W, K, P, Q, taps, dtype, depthwise, dilated_taps) for K in filters
+        ]
+
+    def _behind_us(self, match: Match, conv: Convolution) -> float:
+        """What the engine's kernels behind a convolution of the match take, which ours computes as well."""
+        facts, anchor, output_bytes = kernels.facts(match.call.op_type), match.nodes[0], conv.output_bytes
+        activation, residual = str(facts["activation"]), facts["residual"]
+        moved = any(n.op_type == MOVES for n in match.nodes)
+        summed = residual == AFTER and activation in ("Relu", "Clip")
+        if self.engine.computes(self.graph, match, activation) and not summed:
+            added_us = self.device.move_us(output_bytes) if residual else 0.0
+            return self.device.pass_us(2 * output_bytes) if moved else added_us
+        biased = len(anchor.input) > 2 or any(n.op_type == "BatchNormalization" for n in match.nodes)
+        gated = not residual and all(self.plain.in_gate(o) for o in match.outputs)
+        if gated or not (self.engine.inside("") or activation or residual or biased or moved):
+            return 0.0
+        return self.device.pass_us((3 if residual else 2) * output_bytes)
 
     def _unchanged(self, node: NodeProto, wiring: Wiring) -> Mapping[Kernel, float] | None:
         """The recorded kernels of a node, each with its share; None where nothing is recorded, or where fused nodes
