@@ -416,7 +416,7 @@ def test_without_a_compiler_python_does_the_work_and_says_so_once(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         unbuilt.ensure()
-    assert "no-such-compiler" in unbuilt.state() and not unbuilt.folder().exists()
+    assert "no-such-compiler" in unbuilt.state() and not unbuilt.cache_folder().exists()
 
 
 def test_it_can_be_switched_off(unbuilt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,7 +440,7 @@ def test_what_the_compiler_says_is_one_sentence_and_leaves_no_file(
     monkeypatch.setattr(cpp_extension, "load", load)
     with pytest.raises(CutefuseError, match=r"could not be built with PyTorch .* \(.*no such header\)") as error:
         unbuilt.build()
-    assert "\n" not in str(error.value) and list(unbuilt.folder().iterdir()) == []
+    assert "\n" not in str(error.value) and list(unbuilt.cache_folder().iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_and_a_damaged_file_are_named(
@@ -449,10 +449,10 @@ def test_a_cache_that_cannot_be_written_and_a_damaged_file_are_named(
     from cutefuse.errors import CutefuseError
 
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(unbuilt, "folder", lambda: tmp_path / "file" / "cutefuse")
+    monkeypatch.setattr(unbuilt, "cache_folder", lambda: tmp_path / "file" / "cutefuse")
     with pytest.raises(CutefuseError, match="cannot be made"):
         unbuilt.build()
-    monkeypatch.setattr(unbuilt, "folder", lambda: tmp_path)
+    monkeypatch.setattr(unbuilt, "cache_folder", lambda: tmp_path)
     unbuilt.path().write_text("no library")
     with pytest.raises(CutefuseError, match="cannot be loaded .* delete it"):
         unbuilt.module(unbuilt.build())
