@@ -54,6 +54,7 @@ EXIT_CODES: dict[int, str] = {
     2: "the input or this machine does not allow it; one sentence says why, and nothing half-written is left",
     3: "nothing to do: no site to patch or to turn back, or no fused site that pays",
     130: "interrupted with Ctrl-C",
+    141: "the reader of its output, as `head`, left before the end",
     143: "ended with SIGTERM; children have been ended too",
 }
 
@@ -73,8 +74,7 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        drop_output()
-        return 0
+        return drop_output()
 
 
 def _run(args: list[str]) -> int:

@@ -35,9 +35,12 @@ def first_line(error: BaseException, most: int = 300) -> str:
     return next((line.strip()[:most] for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def drop_output() -> None:
-    """Send nowhere what stdout still holds: its reader, as `head`, has left."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def drop_output() -> int:
+    """Send nowhere what stdout and stderr still hold: a reader, as `head`, has left. The exit code, as of SIGPIPE: what
+    the command was to do may not be done."""
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return 141
 
 
 def run_command(command: Callable[[], int | None]) -> int:
@@ -58,8 +61,7 @@ def run_command(command: Callable[[], int | None]) -> int:
         print("error: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        drop_output()
-        return 0
+        return drop_output()
     except OSError as error:  # a full disk or a name that is too long, wherever it is met
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror or error}; free space or choose another path", file=sys.stderr)

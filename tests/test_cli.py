@@ -10,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
+from graphs import graph, weights
 
 from cutefuse import cli, errors, kernels
 
@@ -149,4 +151,15 @@ def test_a_reader_that_leaves_ends_a_command_in_silence(args: list[str]) -> None
     os.close(read)
     done = subprocess.run([sys.executable, "-m", "cutefuse", *args], stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
-    assert done.returncode == 0 and done.stderr == ""
+    assert done.returncode == 141 and done.stderr == ""
+
+
+def test_a_model_is_not_said_to_be_done_where_the_reader_of_all_words_left(tmp_path: Path) -> None:
+    model = graph("c = Concat<axis=1>(a, b) x = Conv(c, w) y = Relu(x)", weights(w=(16, 24, 1, 1)))
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "cutefuse", "patch", "m.onnx", "--all", "--verify"]
+    done = subprocess.run(command, cwd=tmp_path, stdout=write, stderr=write)
+    os.close(write)
+    assert done.returncode == 141 and [p.name for p in tmp_path.iterdir()] == ["m.onnx"]

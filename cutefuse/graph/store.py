@@ -288,6 +288,8 @@ def _in_words(target: Path) -> Iterator[None]:
     """Raises a CutefuseError that names `target` for what the system refuses inside, such as bytes on a full disk."""
     try:
         yield
+    except BrokenPipeError:  # who reads our words has left
+        raise
     except OSError as error:
         path = error.filename if error.errno == errno.EISDIR else target
         raise CutefuseError(
