@@ -221,35 +221,6 @@ def test_a_slope_of_one_is_silu_without_a_word(tmp_path: Path) -> None:
     assert fused_types(patched) == ["CuteConcatConv1Silu"] and result.report["sites"][0]["notes"] == []
 
 
-SCALED = {
-    "zero": "m = Relu(x) y = Mul(m, zero)",
-    "a number for each channel": "m = Relu(x) y = Mul(m, vec)",
-    "a number of rank 5": "m = Relu(x) y = Mul(m, r5)",
-    "infinity": "m = Relu(x) y = Mul(m, inf)",
-    "what is no number": "m = Relu(x) y = Add(m, nan)",
-    "a number over it": "m = Relu(x) y = Div(one, m)",
-    "a sum in front": "s = Conv<pads=[1,1,1,1]>(b, w) z = Neg(s) t = Add(x, z) m = Relu(t) y = Mul(m, two)",
-    "another reader": "m = Relu(x) n = Mul(m, two) y = Add(n, m)",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SCALED)
-def test_what_is_done_to_a_cut_stays_where_no_filter_computes_it(name: str, tmp_path: Path) -> None:
-    model = model_of(ALONE + SCALED[name], rank=5 if "rank 5" in name else 4)
-    finite = name not in ("infinity", "what is no number", "a number over it")
-    result, patched = run_patch(model, tmp_path, verify=finite)
-    assert patched is not None and (not finite or result.report["verify"]["passed"])
-    last = "AddRelu" if "sum" in name else "Relu"
-    assert f"CuteConcatConv1{last}" in fused_types(patched) and patched.graph.node[-1].domain == ""
-
-
-def test_a_scale_that_would_cost_a_float16_filter_its_precision_stays(tmp_path: Path) -> None:
-    values = {n: FILTERS[n].astype("float16") for n in "wk"} | {"tiny": np.float16(2e-6)}
-    model = graph(ALONE + "m = Relu(x) y = Mul(m, tiny)", values, dtype="float16")
-    _, patched = run_patch(model, tmp_path, verify=False)
-    assert [n.op_type for n in patched.graph.node] == ["CuteConcatConv1Relu", "Mul"]
-
-
 @pytest.mark.parametrize("special", [0.0, np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", [n for n in ACTIVATIONS if n.startswith(("HardSigmoid", "PRelu", "ReLU6,", "Relu,"))])
 def test_what_a_filter_takes_of_an_activation_is_the_same_function_of_every_number(name: str, special: float) -> None:
