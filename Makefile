@@ -59,6 +59,7 @@ test-fast: $(VENV)/.ready
 	$(call build_chosen)
 	$(begin)
 	build/test_problem
+	build/test_branches
 	$(PYTEST) -m "not slow and not long and not torch and not gpu"
 	$(call end,test-fast,120)
 
@@ -66,6 +67,7 @@ test: setup
 	$(begin)
 	$(MAKE) --no-print-directory lint
 	build/test_problem
+	build/test_branches
 	$(PYTEST) -m "not long and not torch and not gpu"
 	$(call end,test,600)
 
@@ -75,6 +77,7 @@ test-all: setup
 	$(begin)
 	$(MAKE) --no-print-directory lint
 	build/test_problem
+	build/test_branches
 	$(BIN)/python scripts/lean_tensorrt.py
 	$(PYTEST) --hypothesis-profile=all -m "not torch and not gpu"
 	$(BIN)/python scripts/torch_tests.py "$(TORCH)"

@@ -105,9 +105,9 @@ endfunction()
 macro(cutefuse_library)
   file(GLOB conv_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cutlass_kernels/conv/*.cpp
        ${CMAKE_SOURCE_DIR}/cutlass_kernels/conv/*/*.cpp)
-  add_library(cutefuse SHARED cutlass_kernels/architecture.cpp cutlass_kernels/c_api.cpp cutlass_kernels/device.cpp
-                              cutlass_kernels/op.cpp ${conv_sources} plugins/attributes.cpp plugins/fused_plugin.cpp
-                              plugins/entry.cpp)
+  add_library(cutefuse SHARED cutlass_kernels/architecture.cpp cutlass_kernels/branches.cpp cutlass_kernels/c_api.cpp
+                              cutlass_kernels/capture.cpp cutlass_kernels/device.cpp cutlass_kernels/op.cpp ${conv_sources}
+                              plugins/attributes.cpp plugins/fused_plugin.cpp plugins/entry.cpp)
   cutefuse_warnings(cutefuse)
   cutefuse_tensorrt_headers(cutefuse)
   target_include_directories(cutefuse PRIVATE ${CMAKE_SOURCE_DIR}/cutlass_kernels ${CMAKE_SOURCE_DIR}/plugins

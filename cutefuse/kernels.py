@@ -5,10 +5,11 @@ Nothing here imports CUDA: pointers are plain integers, so torch, cuda-python, P
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -134,7 +135,7 @@ def library() -> ctypes.CDLL:
     lib.cutefuse_describe.restype = ctypes.c_char_p
     lib.cutefuse_find.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_int32)]
     lib.cutefuse_reject.argtypes = lib.cutefuse_workspace_bytes.argtypes = [ctypes.c_int32, call]
-    lib.cutefuse_reject_device.argtypes = [ctypes.c_int32]
+    lib.cutefuse_reject_device.argtypes = lib.cutefuse_side_by_side.argtypes = [ctypes.c_int32]
     lib.cutefuse_plan.argtypes = [ctypes.c_int32, call, ctypes.c_void_p]
     lib.cutefuse_run.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Operands)]
     lib.cutefuse_predicted_us.argtypes = [ctypes.c_int32, call]
@@ -368,6 +369,18 @@ class Plan:
 def run(call: Call) -> None:
     """Plan the call and enqueue it on its stream. Raises KernelError with the operator's reason."""
     Launcher(call)()
+
+
+@contextlib.contextmanager
+def side_by_side(allowed: bool = True) -> Iterator[None]:
+    """Inside, a kernel that this thread captures into a CUDA graph waits only for those of ours before it whose memory
+    it touches, and may run at the same time as the others. Of what is not ours it waits for all, which waits for it.
+    Not `allowed`: each waits for the one before."""
+    before = library().cutefuse_side_by_side(allowed)
+    try:
+        yield
+    finally:
+        library().cutefuse_side_by_side(before)
 
 
 @functools.cache

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "architecture.h"
+#include "capture.h"
 
 namespace cutefuse {
 namespace {
@@ -199,3 +200,5 @@ char const *cutefuse_run(cutefuse::Plan const *plan, cutefuse::Operands const *o
   }
   return cutefuse::run(*plan, *operands);
 }
+
+std::int32_t cutefuse_side_by_side(std::int32_t allowed) { return cutefuse::let_side_by_side(allowed != 0); }

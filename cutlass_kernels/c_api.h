@@ -42,3 +42,7 @@ CUTEFUSE_EXPORT std::int64_t cutefuse_plan_bytes();
 
 // Enqueues a plan on operands->stream; null when done, else one sentence. Any number of threads may run one plan.
 CUTEFUSE_EXPORT char const *cutefuse_run(cutefuse::Plan const *plan, cutefuse::Operands const *operands);
+
+// Whether kernels that this thread enqueues on a captured stream run side by side in the graph where their memory
+// allows it. At first the environment's CUTEFUSE_SIDE_BY_SIDE=1 does; its 0 forbids it to all. Returns what held.
+CUTEFUSE_EXPORT std::int32_t cutefuse_side_by_side(std::int32_t allowed);

@@ -16,6 +16,9 @@ struct Device {
 // The calling thread's current device. Never leaves a CUDA error behind.
 Device current_device();
 
+// The text of a cudaError_t, null of success. It is no longer the thread's last error.
+char const *text_of(std::int32_t error);
+
 // Makes a device current for the calling thread until the scope ends: a plan runs on its own device, whichever the
 // application has made current. Index -1 is no device; the scope can enter it only where no device is current.
 class DeviceScope {

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "architecture.h"
+#include "capture.h"
 #include "device.h"
 
 namespace cutefuse {
@@ -119,6 +120,17 @@ char const *choose(Op const &op, Call &call) {
   return refuse_tile(op, call, asked);
 }
 
+// The bytes from a tensor's address to its end.
+std::int64_t extent_of(Tensor const &t) {
+  std::int64_t pixels = 1;  // or rows
+  std::int32_t const inner = t.layout == Layout::kLinear ? t.rank - 1 : 1;
+  for (std::int32_t i = 0; i < t.rank; ++i) pixels *= i == inner ? 1 : t.dims[i];
+  std::int64_t width = t.rank == 0 ? 1 : t.dims[inner];
+  if (t.layout == Layout::kChannelsLast) width = padded_channels(t.type, width);
+  if (t.layout == Layout::kBlocks32) width = (width + 31) / 32 * 32;
+  return pixels * std::max(width, t.ld) * size_of(t.type);
+}
+
 }  // namespace
 
 double predicted_us(Op const &op, Call const &given) {
@@ -148,6 +160,8 @@ char const *plan(Op const &op, Call const &given, Plan *plan) {
   plan->device = call.sm == device.sm ? device.index : -1;
   plan->sm = call.sm, plan->sm_count = call.sm_count;
   plan->num_inputs = call.num_inputs, plan->num_outputs = call.num_outputs;
+  for (std::int32_t i = 0; i < call.num_inputs + call.num_outputs; ++i)
+    plan->extents[i] = extent_of(tensor_of(call, i));
   return op.plan(call, *plan);
 }
 
@@ -174,7 +188,12 @@ char const *run(Plan const &plan, Operands const &operands) {
         "%s: the plan is for compute capability %d.%d and no device of this process; plan again with that GPU current",
         op.name, plan.sm / 10, plan.sm % 10);
   }
-  return op.launch(plan, operands);
+  SideBySide beside(plan, operands);
+  char const *const reason = op.launch(plan, operands);
+  char const *const why = beside.end();
+  if (reason != nullptr || why == nullptr) return reason;
+  return sentence("%s: the CUDA graph that is captured was not changed (%s); capture again without side by side",
+                  op.name, why);
 }
 
 }  // namespace cutefuse

@@ -12,6 +12,7 @@
 namespace cutefuse {
 
 constexpr std::int32_t kMaxRank = 8;
+constexpr std::int32_t kMaxTensors = 16;  // inputs and outputs of one call
 
 enum class Type : std::int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2, kInt8 = 3, kInt32 = 4, kFloat8 = 5 };
 
@@ -119,8 +120,9 @@ struct Plan {
   std::int32_t device;           // on which run() launches; -1: the GPU that the call names was not current
   std::int32_t sm, sm_count;
   std::int32_t num_inputs, num_outputs, launches;  // launches 0: there is nothing to compute
-  std::uint32_t operands;      // bit of each tensor, inputs first, that must be set and aligned to 16 bytes
-  unsigned char state[10240];  // the operator's own parameters and launches
+  std::uint32_t operands;             // bit of each tensor, inputs first, that must be set and aligned to 16 bytes
+  std::int64_t extents[kMaxTensors];  // bytes of each tensor, inputs first, with its gaps and padding
+  unsigned char state[10240];         // the operator's own parameters and launches
 };
 
 struct Operands {

@@ -13,7 +13,6 @@ namespace cutefuse {
 
 constexpr char const *kPluginVersion = "1";
 constexpr char const *kPluginNamespace = "cutefuse";
-constexpr std::int32_t kMaxTensors = 16;  // inputs and outputs of one node
 
 // The activation type of a node is that of its first input, of an image's that of its filter: float32, float16 or
 // bfloat16. kQuantised: int8 or float8, as the first input. kNamed: the type that PluginRules::named_type reads from

@@ -65,16 +65,17 @@ def without_the_build(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_file_is_of_that_machine(build: Path) -> None:
-    files = [*build.glob("lib/*.so"), build / "test_problem", build / "driver"]
-    assert len(files) == 5
+    files = [*build.glob("lib/*.so"), *(build / name for name in ("test_problem", "test_branches", "driver"))]
+    assert len(files) == 6
     for path in files:
         head = path.read_bytes()[:20]
         assert head[:6] == b"\x7fELF\x02\x01" and int.from_bytes(head[18:20], "little") == 183, path  # EM_AARCH64
 
 
-def test_the_index_arithmetic_is_right_there(build: Path) -> None:
-    done = run(build / "test_problem")
-    assert (done.returncode, done.stdout) == (0, "test_problem: passed\n"), done.stdout + done.stderr
+@pytest.mark.parametrize("name", ["test_problem", "test_branches"])
+def test_the_arithmetic_is_right_there(name: str, build: Path) -> None:
+    done = run(build / name)
+    assert (done.returncode, done.stdout) == (0, f"{name}: passed\n"), done.stdout + done.stderr
 
 
 def test_the_library_knows_the_same_operators_tiles_and_attributes_as_here(build: Path) -> None:

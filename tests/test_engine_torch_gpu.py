@@ -236,10 +236,33 @@ def test_every_tile_that_is_timed_runs_in_the_graph(
     engine = build(unet[1], tiles=tiles)
     assert {n.name: n.tile for n in engine.program.fused} == tiles
     room = 0 if engine._workspace is None else engine._workspace.numel()
-    plans = [plan for n in engine.program.fused for plan in n._plans.values()]
+    plans = [bound.plan for n in engine.program.fused for bound in n._bound.values()]
     assert plans and all(plan.workspace_bytes <= room for plan in plans)
     for _ in range(2):  # a replay finds what the one before left in the workspace
         assert float64.error(engine(), limits.exact) < limits.patched
+
+
+@pytest.mark.parametrize("mode", ["cudnn", "compile"])
+@pytest.mark.parametrize("network", ["yolov8n", "googlenet"])
+def test_branches_that_run_side_by_side_compute_what_they_do_one_by_one(
+    network: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit by bit, and so do the layers' times, which a graph without branches gives."""
+    import torch
+
+    model = patched(models.build(network, "float16", small=True, batch=1), tmp_path)
+    monkeypatch.setenv("CUTEFUSE_SIDE_BY_SIDE", "0")
+    alone = build(model, mode, tiles="guess")
+    monkeypatch.delenv("CUTEFUSE_SIDE_BY_SIDE")
+    beside = build(model, mode, tiles="guess")
+    expected = alone()
+    assert all(n.kept is None for n in beside.program.fused)
+    for turn in range(50):
+        got = beside()
+        assert all(torch.equal(got[name], expected[name]) for name in expected), turn
+    layers = [layer.name for layer in beside.layers(3)]
+    assert layers == [layer.name for layer in alone.layers(3)]
+    assert all(torch.equal(beside()[name], expected[name]) for name in expected)
 
 
 def test_timing_the_tiles_of_a_whole_network_takes_less_than_five_seconds(

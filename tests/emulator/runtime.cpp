@@ -283,6 +283,10 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus *stat
   *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
+cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_t *, cudaGraphEdgeData const *, std::size_t,
+                                                unsigned) {
+  return cudaErrorNotSupported;
+}
 cudaError_t cudaGraphNodeGetType(cudaGraphNode_t, cudaGraphNodeType *) { return cudaErrorNotSupported; }
 cudaError_t cudaGraphKernelNodeGetParams(cudaGraphNode_t, cudaKernelNodeParams *) { return cudaErrorNotSupported; }
 cudaError_t cudaFuncGetName(char const **, void const *) { return cudaErrorNotSupported; }

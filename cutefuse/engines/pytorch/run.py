@@ -21,6 +21,7 @@ import onnx
 import torch
 from torch import Tensor
 
+from cutefuse import kernels
 from cutefuse.engines.inputs import input_specs, resolve, seeded
 from cutefuse.engines.pytorch import layers as torch_layers
 from cutefuse.engines.pytorch.layers import Layer
@@ -28,6 +29,7 @@ from cutefuse.engines.pytorch.lock import alone, is_shared
 from cutefuse.engines.pytorch.onnx_ops import program as programs
 from cutefuse.engines.pytorch.onnx_ops.convolution import ConvolutionRelu
 from cutefuse.engines.pytorch.onnx_ops.merge import merge
+from cutefuse.engines.pytorch.side_by_side import arrange, side_by_side
 from cutefuse.engines.pytorch.tile_times import mean_us
 from cutefuse.engines.pytorch.tiles import choose_tiles
 from cutefuse.errors import CutefuseError
@@ -104,6 +106,7 @@ class TorchEngine:
         with torch.cuda.device(where) if where.type == "cuda" else contextlib.nullcontext():
             program = programs.load(proto, dims, fused=plugins and where.type == "cuda")
             merge(program, convolutions=mode == "cudnn")
+            arrange(program)
             known = {n.name for n in proto.graph.node if n.domain == programs.DOMAIN}
             choose_tiles(program, tiles, known)
             inputs = {}
@@ -195,12 +198,14 @@ class TorchEngine:
         return torch_layers.step_layers(steps, by_step, whole)
 
     def _profiled(self, runs: int) -> list[list[torch_layers.Kernel]]:
-        """The kernels of each of `runs` inferences: of graph replays, or of plain calls where a trace does not show
-        what is inside of a graph."""
+        """The kernels of each of `runs` inferences, one after the other: of replays of a graph without branches, or of
+        plain calls where a trace does not show what is inside of a graph."""
+        with alone(), kernels.side_by_side(False):
+            graph, _ = self._captured()
 
         def replay() -> None:
             for _ in range(runs):
-                self.run()
+                graph.replay()
 
         for _ in range(2):  # the first trace of a process may lack its first kernels
             found = torch_layers.replays(torch_layers.profiled(replay))
@@ -308,13 +313,20 @@ class TorchEngine:
                     self._function(*self.inputs.values())
             torch.cuda.current_stream(self.device).wait_stream(side)
             torch.cuda.synchronize(self.device)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._results = self._function(*self.inputs.values())
+            with side_by_side(self.program):
+                self._graph, self._results = self._captured()
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
             raise CutefuseError(
                 f"the model cannot be captured in a CUDA graph on {self.device} ({_first(error)})"
             ) from None
+
+    def _captured(self) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
+        """One inference as a CUDA graph, and its results. All graphs of an engine share memory: the results of one are
+        there until another one runs."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=None if self._graph is None else self._graph.pool()):
+            results: tuple[Tensor, ...] = self._function(*self.inputs.values())
+        return graph, results
 
 
 def time_interleaved_us(engines: Sequence[TorchEngine], rounds: int = 15, sample_ms: float = 2.0) -> list[list[float]]:

@@ -58,6 +58,7 @@ class FusedNode:
         self.tile_from = GUESS
         self.tiles_us: Mapping[int, float] = {}
         self.workspace: Tensor | None = None
+        self.kept: Any = None  # what takes note of the tensors that it makes
         self._bound: dict[tuple[int, ...], kernels.Bound] = {}  # by the pixel strides of the operands
         self.handle = next(_count)
         _nodes[self.handle] = self
@@ -154,6 +155,8 @@ class FusedNode:
         """Enqueue the kernels on the current stream."""
         read = [self._operand(x, i) for i, x in enumerate(xs)]
         made = [self._empty(t, xs[0].device) for t in self.outputs]
+        if self.kept is not None:
+            self.kept.add(made)
         pixels = (*(p for _, p in read), *(self._pixel(t, len(xs)) for t in made))
         size, address = (0, 0) if self.workspace is None else (self.workspace.numel(), self.workspace.data_ptr())
         if pixels not in self._bound:
