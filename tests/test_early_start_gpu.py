@@ -28,6 +28,8 @@ def dependencies(graph: Any) -> list[int]:
     driver = ctypes.CDLL("libcuda.so.1")
     handle, count = ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.c_size_t(0)
     assert driver.cuGraphGetEdges_v2(handle, None, None, None, ctypes.byref(count)) == 0
+    if count.value == 0:  # none can be asked for
+        return []
     nodes, edges = (ctypes.c_void_p * count.value)(), (EdgeData * count.value)()
     others = (ctypes.c_void_p * count.value)()
     assert driver.cuGraphGetEdges_v2(handle, nodes, others, edges, ctypes.byref(count)) == 0
