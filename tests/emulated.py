@@ -25,7 +25,8 @@ TYPES = os.environ.get("CUTEFUSE_EMULATED_TYPES", "float16").split(",")
 MODULES = {
     "test_depthwise", "test_few_channels", "test_image_tiles",
     "test_kernels_gpu", "test_kernels_forms_gpu", "test_plan_gpu", "test_plugin_gpu", "test_pre_activation_gpu",
-    "test_quant_float8_gpu", "test_quant_gpu", "test_quant_small", "test_quant_sums_gpu", "test_sm90",
+    "test_quant_float8_gpu", "test_quant_gpu", "test_quant_small", "test_quant_sums_gpu",
+    "test_side_by_side_gpu", "test_sm90",
     "test_sm90_beside", "test_sm90_forms_gpu", "test_sm90_last_tiles", "test_sm90_patch_rows",
     "test_sm90_phases", "test_sm90_small",
     "test_sm90_tf32", "test_spread",

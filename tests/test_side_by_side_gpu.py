@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import emulated
+import gpu
 import problems
 import pytest
 from test_early_start_gpu import PROGRAMMATIC, dependencies
@@ -16,8 +18,9 @@ from cutefuse import kernels
 from cutefuse.engines.cuda_memory import local_sm
 
 pytestmark = pytest.mark.gpu
-SIZE = 24 if problems.SANITIZED else 64  # pixels along an edge
+SIZE = 8 if emulated.EMULATED else 24 if problems.SANITIZED else 64  # pixels along an edge
 SLOTS = 7
+on_a_gpu = pytest.mark.skipif(emulated.EMULATED, reason="reads a graph of PyTorch's")
 
 
 class Memory:
@@ -27,52 +30,83 @@ class Memory:
         import torch
 
         self.torch = torch
-        self.images = torch.rand(SLOTS, SIZE, SIZE, 64, device="cuda", dtype=torch.float16)
-        self.first = self.images.clone()
+        self.buffers = [gpu.Buffer.of(SIZE * SIZE * 64, "float16", 0) for _ in range(SLOTS)]
+        self.first = torch.rand(SLOTS, SIZE * SIZE * 64).to(gpu.DEVICE, torch.float16)
         self._instances = {n: problems.instantiate(self._problem(n), "float16") for n in (1, 2)}
         self.launchers: list[kernels.Launcher] = []
+        self.reset()
 
     @staticmethod
     def _problem(sources: int) -> problems.Problem:
-        return problems.Problem(1, SIZE, SIZE, (64,) * sources, 64, 3, 3, pads=(1, 1, 1, 1), activation="Sigmoid")
+        form = {} if emulated.EMULATED else {"R": 3, "S": 3, "pads": (1, 1, 1, 1)}
+        return problems.Problem(1, SIZE, SIZE, (64,) * sources, 64, activation="Sigmoid", **form)  # type: ignore[arg-type]
 
-    def launch(self, reads: Sequence[int], writes: int) -> None:
-        """Enqueue on the current stream a convolution of one or two images into another."""
+    def reset(self) -> None:
+        for buffer, first in zip(self.buffers, self.first, strict=True):
+            buffer.view.copy_(first)
+
+    def values(self) -> Any:
+        gpu.synchronize()
+        return self.torch.stack([buffer.view for buffer in self.buffers])
+
+    def launch(self, reads: Sequence[int], writes: int, stream: int) -> None:
+        """Enqueue a convolution of one or two images into another."""
         call = self._instances[len(reads)].call
-        address = [image.data_ptr() for image in self.images]
-        inputs = [replace(t, data=address[i]) for t, i in zip(call.inputs, reads, strict=False)]
-        outputs = [replace(call.outputs[0], data=address[writes])]
+        inputs = [replace(t, data=self.buffers[i].view.data_ptr()) for t, i in zip(call.inputs, reads, strict=False)]
+        outputs = [replace(call.outputs[0], data=self.buffers[writes].view.data_ptr())]
         moved = replace(call, inputs=[*inputs, *call.inputs[len(reads) :]], outputs=outputs, _keep=[])
         self.launchers.append(kernels.Launcher(moved))
-        self.launchers[-1](self.torch.cuda.current_stream().cuda_stream)
+        self.launchers[-1](stream)
 
-    def run(self, steps: Sequence[Any]) -> None:
-        """Each step is what a kernel of ours reads and writes, or the image that PyTorch changes."""
+    def run(self, steps: Sequence[Any], stream: int) -> None:
+        """Each step is what a kernel of ours reads and writes, or the image that somebody else changes."""
         for step in steps:
-            if isinstance(step, int):
-                self.images[step].mul_(0.75)
+            if not isinstance(step, int):
+                self.launch(*step, stream)
+            elif emulated.EMULATED:
+                view = self.buffers[step].view
+                size = ctypes.c_size_t(view.numel() * view.element_size())
+                emulated.call("cudaMemsetAsync", ctypes.c_void_p(view.data_ptr()), 0x2E, size, ctypes.c_void_p(stream))
             else:
-                self.launch(*step)
+                self.buffers[step].view.mul_(0.75)
+
+    def results(self, steps: Sequence[Any], replays: int) -> Iterator[tuple[Any, Any]]:
+        """What the steps make one by one, and what each replay of a graph makes in which they run side by side."""
+        self.run(steps, gpu.current_stream())
+        expected = self.values()
+
+        def launch(stream: int) -> None:
+            with kernels.side_by_side():
+                self.run(steps, stream)
+
+        graph = gpu.capture(launch, gpu.new_stream())
+        for _ in range(replays):
+            self.reset()
+            graph.replay()
+            yield self.values(), expected
 
     def captured(self, steps: Sequence[Any], beside: bool = True) -> Any:
+        """A graph whose edges can be read."""
         graph = self.torch.cuda.CUDAGraph(keep_graph=True)
-        with self.torch.cuda.graph(graph), kernels.side_by_side() if beside else contextlib.nullcontext():
-            self.run(steps)
+        with self.torch.cuda.graph(graph), kernels.side_by_side(beside):
+            self.run(steps, gpu.current_stream())
         return graph
 
 
 @pytest.fixture
-def memory() -> Iterator[Memory]:
+def memory() -> Memory:
     made = Memory()
-    made.run([([0], 1), ([0, 1], 2), 3])  # what is loaded at its first launch
-    made.torch.cuda.synchronize()
-    yield made
-    made.torch.cuda.synchronize()
+    if not emulated.EMULATED:
+        made.run([([0], 1), ([0, 1], 2), 3], gpu.current_stream())  # loads what is new
+        made.reset()
+        gpu.synchronize()
+    return made
 
 
 A, B, C, D = ([0], 1), ([1], 2), ([1], 3), ([2, 3], 4)
 
 
+@on_a_gpu
 @pytest.mark.parametrize(
     ("steps", "edges"),
     [
@@ -91,47 +125,42 @@ def test_kernels_wait_for_those_whose_memory_they_touch(steps: Any, edges: int, 
     assert len(dependencies(memory.captured(steps, beside=False))) == len(steps) - 1
 
 
+@on_a_gpu
 @pytest.mark.skipif(local_sm() < 90, reason="needs a GPU whose kernels can start early")
 def test_kernels_that_wait_for_two_of_ours_start_early(memory: Memory) -> None:
     assert dependencies(memory.captured([A, B, C, D])) == [PROGRAMMATIC] * 4
 
 
-def test_a_graph_ends_when_all_branches_have_ended(memory: Memory) -> None:
-    """Also one in which PyTorch comes last, or first."""
-    torch = memory.torch
-    for steps in ([A, *[([0], i) for i in range(2, SLOTS)]], [5, A, ([5], 2)], [A, ([5], 2), 1]):
-        memory.images.copy_(memory.first)
-        memory.run(steps)
-        torch.cuda.synchronize()
-        expected = memory.images.clone()
-        graph = memory.captured(steps)
-        for _ in range(20):
-            memory.images.copy_(memory.first)
-            graph.replay()
-            assert torch.equal(memory.images, expected)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [A, *[([0], i) for i in range(2, SLOTS)]],
+        [5, A, ([5], 2)],  # somebody else is first
+        [A, ([5], 2), 1],  # or last
+        [A, 1, ([1], 2), ([0], 3), 0, ([0], 1)],
+    ],
+)
+def test_branches_compute_what_they_do_one_by_one(steps: list[Any], memory: Memory) -> None:
+    """Also at the end of a graph, and around what is not ours."""
+    for got, expected in memory.results(steps, 4 if problems.SANITIZED else 20):
+        assert memory.torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("seed", range(4 if problems.SANITIZED else 24))
 def test_random_kernels_over_few_images_compute_what_they_do_one_by_one(seed: int, memory: Memory) -> None:
-    torch, draw = memory.torch, random.Random(seed)
+    draw = random.Random(seed)
     steps: list[Any] = []
-    for _ in range(30):
+    for _ in range(15 if problems.SANITIZED else 30):
         if draw.random() < 0.1:
             steps.append(draw.randrange(SLOTS))
             continue
         *reads, writes = draw.sample(range(SLOTS), draw.choice((2, 2, 3)))
         steps.append((reads, writes))
-    memory.images.copy_(memory.first)
-    memory.run(steps)
-    torch.cuda.synchronize()
-    expected = memory.images.clone()
-    graph = memory.captured(steps)
-    for _ in range(4 if problems.SANITIZED else 100):
-        memory.images.copy_(memory.first)
-        graph.replay()
-        assert torch.equal(memory.images, expected)
+    for got, expected in memory.results(steps, 4 if problems.SANITIZED else 100):
+        assert memory.torch.equal(got, expected)
 
 
+@on_a_gpu
 def test_a_capture_that_another_one_follows_is_not_mixed_with_it(memory: Memory) -> None:
     """Also one of another stream in between, by the same thread."""
     torch = memory.torch
@@ -144,7 +173,7 @@ def test_a_capture_that_another_one_follows_is_not_mixed_with_it(memory: Memory)
         for step in ([0], 1), ([0], 2), ([0], 3):
             for stream in streams:
                 with torch.cuda.stream(stream):
-                    memory.launch(*step)
+                    memory.launch(*step, stream.cuda_stream)
         for graph, stream in zip((first, second), streams, strict=True):
             with torch.cuda.stream(stream):
                 graph.capture_end()

@@ -96,21 +96,23 @@ cudaError_t start(Start const &start, void **parameters, cudaStream_t stream) {
                     name + " is launched in clusters that the grid or the GPU does not allow");
     }
     GridLaunch const launch{function, start.grid, start.block, start.cluster, start.dynamic_shared_bytes, start.early};
-    auto *const record = captured(stream);
-    if (record == nullptr) {
+    cudaStreamCaptureStatus status{};
+    cudaStreamIsCapturing(stream, &status);
+    if (status == cudaStreamCaptureStatusNone) {
       run(launch, parameters);
       return cudaSuccess;
     }
     // The kernels take one structure each; the caller's is gone when the graph is launched.
     auto const *bytes = static_cast<unsigned char const *>(parameters[0]);
     std::vector<unsigned char> const copy(bytes, bytes + known.parameter_bytes);
-    record->push_back([launch, copy]() {
+    auto const work = [launch, copy] {
       return guarded([&] {
         void *only = const_cast<unsigned char *>(copy.data());
         run(launch, &only);
         return cudaSuccess;
       });
-    });
+    };
+    record(stream, work, start.kernel);
     return cudaSuccess;
   });
 }
@@ -215,19 +217,13 @@ cudaError_t cudaMemset(void *to, int value, std::size_t bytes) {
 }
 
 cudaError_t cudaMemcpyAsync(void *to, void const *from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-  if (auto *const record = emulator::captured(stream)) {
-    record->push_back([=] { return cudaMemcpy(to, from, bytes, kind); });
-    return cudaSuccess;
-  }
-  return cudaMemcpy(to, from, bytes, kind);
+  auto const work = [=] { return cudaMemcpy(to, from, bytes, kind); };
+  return emulator::record(stream, work) ? cudaSuccess : work();
 }
 
 cudaError_t cudaMemsetAsync(void *to, int value, std::size_t bytes, cudaStream_t stream) {
-  if (auto *const record = emulator::captured(stream)) {
-    record->push_back([=] { return cudaMemset(to, value, bytes); });
-    return cudaSuccess;
-  }
-  return cudaMemset(to, value, bytes);
+  auto const work = [=] { return cudaMemset(to, value, bytes); };
+  return emulator::record(stream, work) ? cudaSuccess : work();
 }
 
 // ---- kernels --------------------------------------------------------------------------------------------------------
@@ -276,20 +272,6 @@ cudaError_t cudaLaunchKernel(void const *host_function, dim3 grid, dim3 block, v
   cudaLaunchConfig_t const config{grid, block, shared, stream, nullptr, 0};
   return cudaLaunchKernelExC(&config, host_function, parameters);
 }
-
-// Streams run at once here: nothing is captured.
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus *status, unsigned long long *, cudaGraph_t *,
-                                     cudaGraphNode_t const **, cudaGraphEdgeData const **, std::size_t *) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_t *, cudaGraphEdgeData const *, std::size_t,
-                                                unsigned) {
-  return cudaErrorNotSupported;
-}
-cudaError_t cudaGraphNodeGetType(cudaGraphNode_t, cudaGraphNodeType *) { return cudaErrorNotSupported; }
-cudaError_t cudaGraphKernelNodeGetParams(cudaGraphNode_t, cudaKernelNodeParams *) { return cudaErrorNotSupported; }
-cudaError_t cudaFuncGetName(char const **, void const *) { return cudaErrorNotSupported; }
 
 // Without the borders of a GPU's processing clusters, which leave a few multiprocessors over on some.
 cudaError_t cudaOccupancyMaxActiveClusters(int *clusters, void const *host_function, cudaLaunchConfig_t const *config) {

@@ -44,7 +44,7 @@ struct Start {
 // Checks what CUDA checks at a launch, then runs it, or records it where the stream is captured.
 cudaError_t start(Start const &start, void **parameters, cudaStream_t stream);
 
-// The work that a stream's capture has collected; null: it is not captured.
-std::vector<std::function<cudaError_t()>> *captured(cudaStream_t stream);
+// Records work as the next node of a stream's graph, `kernel` null where it is none. False: the stream is not captured.
+bool record(cudaStream_t stream, std::function<cudaError_t()> work, Kernel const *kernel = nullptr);
 
 }  // namespace emulator
