@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Artifacts:
 
 @contextmanager
 def whole_or_nothing(*outputs: Path) -> Iterator[None]:
-    """Outputs of another program. When the block fails, partial files are removed and earlier ones restored.
+    """Files or folders that the block makes. When it fails, what it left is removed and what was there is restored.
 
     trtexec writes under the names that it is given; setting the earlier files aside keeps the command that is run
     equal to the command that is printed.
@@ -69,16 +70,23 @@ def whole_or_nothing(*outputs: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for path, old in aside.items():
-            path.unlink(missing_ok=True)
-            if old.exists():
-                os.replace(old, path)
+        for path in outputs:
+            _remove(path)
         raise
-    for path, old in aside.items():
-        if path.exists():
-            old.unlink(missing_ok=True)
-        elif old.exists():
-            os.replace(old, path)
+    finally:
+        for path, old in aside.items():
+            if path.exists():
+                _remove(old)
+            elif old.exists():
+                os.replace(old, path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder that may be there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------------- JSON, tolerantly
