@@ -169,20 +169,23 @@ def tensorrt_version(log: str) -> tuple[int, int, int] | None:
     return (int(line[1]), int(line[2]), int(line[3])) if line else None
 
 
-def _device(section: dict[str, str]) -> dict[str, Any]:
-    known: dict[str, Any] = {key.replace("Application ", "", 1): value for key, value in section.items()}
-    return {key: _number(value) if key in _DEVICE_NUMBERS else value for key, value in known.items()}
+def _where(log: str, device: dict[str, str]) -> dict[str, Any]:
+    """Device and TensorRT version. `device`: the section of the log."""
+    known = {key.replace("Application ", "", 1): value for key, value in device.items()}
+    version = tensorrt_version(log)
+    return {
+        "device_information": {key: _number(v) if key in _DEVICE_NUMBERS else v for key, v in known.items()},
+        "tensorrt_version": ".".join(map(str, version)) if version else None,
+    }
 
 
 def build_metadata(log: str) -> dict[str, Any]:
     """Metadata of a build log: model and build options, device, TensorRT version, copies that the builder kept."""
     sections = log_sections(log)
-    version = tensorrt_version(log)
     return {
         "model_options": sections.get("Model Options", {}),
         "build_options": sections.get("Build Options", {}),
-        "device_information": _device(sections.get("Device Information", {})),
-        "tensorrt_version": ".".join(map(str, version)) if version else None,
+        **_where(log, sections.get("Device Information", {})),
         "concats": concat_notes(log),
     }
 
@@ -197,13 +200,11 @@ def profile_metadata(log: str) -> dict[str, Any]:
         else:
             summary[key] = _number(text) if key in _TOTALS else text
     latency = sections.get("Performance summary", {}).get("Latency", "")
-    version = tensorrt_version(log)
     return {
         "performance_summary": summary,
         "percentiles": [float(p) for p in re.findall(r"percentile\(([\d.]+)%\)", latency)],
         "inference_options": sections.get("Inference Options", {}),
-        "device_information": _device(sections.get("Device Information", {})),
-        "tensorrt_version": ".".join(map(str, version)) if version else None,
+        **_where(log, sections.get("Device Information", {})),
         "warnings": re.findall(r"\[W\] \* (.+)", log),
     }
 

@@ -50,10 +50,7 @@ def one_engine(source: Path, model: Path | None = None) -> dict[str, Path]:
 
 
 def stem_of(name: str, kind: str) -> str | None:
-    for suffix in _SUFFIXES[kind]:
-        if name.endswith(suffix):
-            return name[: -len(suffix)]
-    return None
+    return next((name.removesuffix(suffix) for suffix in _SUFFIXES[kind] if name.endswith(suffix)), None)
 
 
 def _holds_graph(path: Path) -> bool:

@@ -185,11 +185,9 @@ class _Loader:
     def _input(self, value: onnx.ValueInfoProto, dims: Mapping[str, Sequence[int]]) -> Value:
         dtype = dtype_of(value.type.tensor_type.elem_type, f"input {value.name}")
         x = image_like(list(dims[value.name]), dtype, "meta")
-        found = Value(x, self._name("i"))
-        assert found.slot is not None
-        self.program.inputs[value.name] = found.slot
-        self.program.shapes[found.slot], self.program.tensors[found.slot] = x, value.name
-        return found
+        slot = self.program.inputs[value.name] = self._name("i")
+        self.program.shapes[slot], self.program.tensors[slot] = x, value.name
+        return Value(x, slot)
 
     def _name(self, letter: str) -> str:
         self.count += 1
