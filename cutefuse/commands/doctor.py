@@ -201,20 +201,16 @@ def findings(model: Path | None = None) -> list[Finding]:
     found += check_library() + check_gpu() + check_tensorrt()
     found += check_faults(model, tensorrt_versions())
     found += check_layout(model) if model else []
-    for name, option, advice in (
-        ("nvcc", "--version", "needed to build kernels only"),
-        ("ncu", "--version", "part of the CUDA toolkit; needed by `cutefuse profile-kernels` only"),
-        ("nsys", "--version", "Nsight Systems; used by `cutefuse profile-kernels --engine` where it is"),
-    ):
-        found.append(check_program(name, option, advice))
-    for name, advice in (
-        ("onnx", "pip install onnx"),
-        ("onnxruntime", "pip install onnxruntime (needed by --verify and as the embedded engine on the CPU)"),
-        ("torch", "pip install torch (the embedded engine on a GPU, cutefuse.torch, `cutefuse profile-torch`)"),
-        ("polygraphy", "pip install polygraphy (comparisons of engines)"),
-    ):
-        found.append(check_package(name, advice))
-    return found
+    return [
+        *found,
+        check_program("nvcc", "--version", "needed to build kernels only"),
+        check_program("ncu", "--version", "part of the CUDA toolkit; needed by `cutefuse profile-kernels` only"),
+        check_program("nsys", "--version", "Nsight Systems; used by `cutefuse profile-kernels --engine` where it is"),
+        check_package("onnx", "pip install onnx"),
+        check_package("onnxruntime", "pip install onnxruntime (for --verify, and the embedded engine on the CPU)"),
+        check_package("torch", "pip install torch (the embedded engine on a GPU, cutefuse.torch, profile-torch)"),
+        check_package("polygraphy", "pip install polygraphy (comparisons of engines)"),
+    ]
 
 
 @command_line

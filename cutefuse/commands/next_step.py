@@ -148,8 +148,7 @@ def _plain_model(report: dict[str, Any] | None, model: Path) -> Path | None:
 
 
 def _is_float32(model: Path) -> bool:
-    try:
+    with contextlib.suppress(CutefuseError):
         facts = read_model(model)
-    except CutefuseError:
-        return False
-    return not facts.low_precision and not facts.quantized
+        return not facts.low_precision and not facts.quantized
+    return False

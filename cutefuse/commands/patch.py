@@ -97,9 +97,8 @@ def _idle(args: argparse.Namespace) -> list[str]:
     found = ["--rival does nothing without --tune"] if args.rival and not args.tune else []
     if timed := "--profile" if args.profile else "--tune" if args.tune else "":
         given = [option for option, value in (("--gpu", args.gpu), ("--trt-version", args.trt_version)) if value]
-        found += (
-            [f"further --gpu are not compared with {timed}, whose times are one GPU's"] if len(args.gpu) > 1 else []
-        )
+        if len(args.gpu) > 1:
+            found.append(f"further --gpu are not compared with {timed}, whose times are one GPU's")
         found += [f"{option} prices only what {timed} has not timed: what stands beside the sites" for option in given]
     return found
 

@@ -5,6 +5,7 @@ At most 40 lines of 80 columns or little more; `--verbose` adds every candidate,
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -243,10 +244,9 @@ def _nodes(summary: dict[str, Any]) -> list[str]:
 
 def _common(names: Sequence[str]) -> str:
     """What all names begin with, up to a "/" or "."."""
-    first, last = min(names), max(names)
-    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
-    end = max(first.rfind("/", 0, same), first.rfind(".", 0, same)) + 1
-    return first[:end] if len(names) > 1 and end > 1 else ""
+    same = os.path.commonprefix(list(names))
+    end = max(same.rfind("/"), same.rfind(".")) + 1
+    return same[:end] if len(names) > 1 and end > 1 else ""
 
 
 def _shortened(text: str, most: int, end: bool = False) -> str:

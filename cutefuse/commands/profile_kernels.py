@@ -71,16 +71,13 @@ def main(argv: list[str] | None = None) -> int:
     for option, value in (("--launches", args.launches), ("--inferences", args.inferences)):
         if value < 1:
             raise CutefuseError(f"{option} is {value}; give 1 or more")
-    if args.list:
-        with json_alone(args.json) as show:
-            known = known_cases(args.op)
-            show(known)
-            print(list_cases(known))
-        return 0
     loads = [Load.of(text) for text in args.beside]
     with json_alone(args.json) as show:
-        if loads:
-            found: Any = _beside(args, loads)
+        if args.list:
+            found: Any = known_cases(args.op)
+            print(list_cases(found))
+        elif loads:
+            found = _beside(args, loads)
         elif args.engine:
             found = _engine(args)
         else:

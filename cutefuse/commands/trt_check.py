@@ -8,6 +8,7 @@ both engines compute with ONNX Runtime, and times them. Writes trt_check.json an
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib.util
 import json
@@ -200,11 +201,9 @@ def infer(
 def _infer_with_python(
     files: Artifacts, feed: Mapping[str, np.ndarray], plugins: list[Path], options: list[str]
 ) -> dict[str, np.ndarray]:
-    session = Session(files.engine, options, plugins, trt=rtx.module() if backend_here() == RTX else None)
-    try:
+    trt = rtx.module() if backend_here() == RTX else None
+    with contextlib.closing(Session(files.engine, options, plugins, trt=trt)) as session:
         return {name: array.astype(np.float64) for name, array in session.outputs(feed).items()}
-    finally:
-        session.close()
 
 
 def model_check(plain: Path, outdir: Path) -> Check:
@@ -272,14 +271,6 @@ def markdown(found: Mapping[str, str], checks: list[Check]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="cutefuse trt-check", description=__doc__)
-    parser.add_argument("models", type=Path, nargs="+", help="ONNX models; `make trt-check` in a clone brings its own")
-    parser.add_argument("-o", "--outdir", type=Path, default=Path("trt_check"), help="folder for models and report")
-    add_json(parser)
-    return parser
-
-
 def check(models: Sequence[Path], outdir: Path) -> dict[str, Any]:
     """Run every check, print and write the report; returns what trt_check.json holds.
 
@@ -306,7 +297,11 @@ def exit_code(report: Mapping[str, Any]) -> int:
 
 @command_line
 def main(argv: list[str] | None = None) -> int:
-    arguments = make_parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="cutefuse trt-check", description=__doc__)
+    parser.add_argument("models", type=Path, nargs="+", help="ONNX models; `make trt-check` in a clone brings its own")
+    parser.add_argument("-o", "--outdir", type=Path, default=Path("trt_check"), help="folder for models and report")
+    add_json(parser)
+    arguments = parser.parse_args(argv)
     with json_alone(arguments.json) as show:
         report = check(arguments.models, arguments.outdir)
         show(report)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from cutefuse import kernels
+from cutefuse.engines.pytorch import gpu_torch
+from cutefuse.errors import CutefuseError
 from cutefuse.optimize.site_times import NAMES, gpu_of
 from cutefuse.timing.cache import TuneCache
-from cutefuse.timing.calls import Tuner
+from cutefuse.timing.calls import Timer, Tuner
+
+
+def gpu_timer() -> Timer:
+    """The timer of this machine's first GPU. Raises CutefuseError, in one sentence, where there is none."""
+    gpu_torch("tuning", "leave --tune out")
+    from cutefuse.engines.pytorch.graph_times import GpuTimer
+    from cutefuse.torch.launch import sm_of
+
+    if reason := kernels.reject_device(sm_of()):
+        raise CutefuseError(f"{reason}; leave --tune out")
+    return GpuTimer()
 
 
 def tuner_of(rival: str) -> Tuner:
     """Times sites against cuDNN, torch.compile or the better of them, with the times that are kept on this machine."""
-    from cutefuse.engines.pytorch.graph_times import gpu_timer
-
     return Tuner(gpu_timer(), TuneCache(), rival)
 
 

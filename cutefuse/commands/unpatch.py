@@ -11,17 +11,13 @@ from cutefuse.output import add_json, json_alone
 from cutefuse.rewrite.unpatch import default_output, unpatch
 
 
-def make_parser() -> argparse.ArgumentParser:
+@command_line
+def main(argv: list[str] | None = None) -> None:
     p = argparse.ArgumentParser(prog="cutefuse unpatch", description="Turn fused nodes back into standard operators.")
     p.add_argument("model", type=Path, help="a patched ONNX file; it is never changed")
     p.add_argument("-o", "--output", type=Path, help="default: model.plain.onnx beside the model")
     add_json(p)
-    return p
-
-
-@command_line
-def main(argv: list[str] | None = None) -> None:
-    args = make_parser().parse_args(argv)
+    args = p.parse_args(argv)
     end_on_sigterm()
     output = args.output or default_output(args.model)
     with json_alone(args.json) as show:

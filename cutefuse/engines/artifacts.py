@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Artifacts:
 
 @contextmanager
 def whole_or_nothing(*outputs: Path) -> Iterator[None]:
-    """Outputs of another program. When the block fails, partial files are removed and earlier ones restored.
+    """Files or folders that the block makes. When it fails, what it left is removed and what was there is restored.
 
     trtexec writes under the names that it is given; setting the earlier files aside keeps the command that is run
     equal to the command that is printed.
@@ -69,16 +70,23 @@ def whole_or_nothing(*outputs: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for path, old in aside.items():
-            path.unlink(missing_ok=True)
-            if old.exists():
-                os.replace(old, path)
+        for path in outputs:
+            _remove(path)
         raise
-    for path, old in aside.items():
-        if path.exists():
-            old.unlink(missing_ok=True)
-        elif old.exists():
-            os.replace(old, path)
+    finally:
+        for path, old in aside.items():
+            if path.exists():
+                _remove(old)
+            elif old.exists():
+                os.replace(old, path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder that may be there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------------- JSON, tolerantly
@@ -161,20 +169,23 @@ def tensorrt_version(log: str) -> tuple[int, int, int] | None:
     return (int(line[1]), int(line[2]), int(line[3])) if line else None
 
 
-def _device(section: dict[str, str]) -> dict[str, Any]:
-    known: dict[str, Any] = {key.replace("Application ", "", 1): value for key, value in section.items()}
-    return {key: _number(value) if key in _DEVICE_NUMBERS else value for key, value in known.items()}
+def _where(log: str, device: dict[str, str]) -> dict[str, Any]:
+    """Device and TensorRT version. `device`: the section of the log."""
+    known = {key.replace("Application ", "", 1): value for key, value in device.items()}
+    version = tensorrt_version(log)
+    return {
+        "device_information": {key: _number(v) if key in _DEVICE_NUMBERS else v for key, v in known.items()},
+        "tensorrt_version": ".".join(map(str, version)) if version else None,
+    }
 
 
 def build_metadata(log: str) -> dict[str, Any]:
     """Metadata of a build log: model and build options, device, TensorRT version, copies that the builder kept."""
     sections = log_sections(log)
-    version = tensorrt_version(log)
     return {
         "model_options": sections.get("Model Options", {}),
         "build_options": sections.get("Build Options", {}),
-        "device_information": _device(sections.get("Device Information", {})),
-        "tensorrt_version": ".".join(map(str, version)) if version else None,
+        **_where(log, sections.get("Device Information", {})),
         "concats": concat_notes(log),
     }
 
@@ -189,13 +200,11 @@ def profile_metadata(log: str) -> dict[str, Any]:
         else:
             summary[key] = _number(text) if key in _TOTALS else text
     latency = sections.get("Performance summary", {}).get("Latency", "")
-    version = tensorrt_version(log)
     return {
         "performance_summary": summary,
         "percentiles": [float(p) for p in re.findall(r"percentile\(([\d.]+)%\)", latency)],
         "inference_options": sections.get("Inference Options", {}),
-        "device_information": _device(sections.get("Device Information", {})),
-        "tensorrt_version": ".".join(map(str, version)) if version else None,
+        **_where(log, sections.get("Device Information", {})),
         "warnings": re.findall(r"\[W\] \* (.+)", log),
     }
 

@@ -114,13 +114,8 @@ class PyCuda(Device):
         self._checked("cuInit", driver.init)
         if driver.Context.get_current() is None:
             self._checked("cuDevicePrimaryCtxRetain", lambda: importlib.import_module("pycuda.autoprimaryctx"))
-        streams: dict[int, Any] = {}
+        stream = self._checked("cuStreamCreate", driver.Stream) if self._given is None else self._given
         memory: dict[int, Any] = {}
-
-        def stream_create() -> int:
-            stream = driver.Stream() if self._given is None else self._given
-            streams[int(stream.handle)] = stream
-            return int(stream.handle)
 
         def malloc(size_bytes: int) -> int:
             block = driver.mem_alloc(size_bytes)
@@ -134,15 +129,15 @@ class PyCuda(Device):
                 driver.memcpy_dtoh((ctypes.c_char * size_bytes).from_address(to), source)
 
         self._calls: dict[str, Callable[..., Any]] = {
-            "cudaStreamCreate": stream_create,
-            "cudaStreamDestroy": lambda stream: streams.pop(stream, None),
-            "cudaStreamSynchronize": lambda stream: streams[stream].synchronize(),
+            "cudaStreamCreate": lambda: stream.handle,
+            "cudaStreamDestroy": lambda handle: None,  # it goes with the last that holds it
+            "cudaStreamSynchronize": lambda handle: stream.synchronize(),
             "cudaMalloc": malloc,
             "cudaFree": lambda address: memory.pop(address).free(),
             "cudaMemset": lambda address, value, size_bytes: driver.memset_d8(address, value, size_bytes),
             "cudaMemcpy": copy,
             "cudaEventCreate": driver.Event,
-            "cudaEventRecord": lambda event, stream: event.record(streams[stream]),
+            "cudaEventRecord": lambda event, handle: event.record(stream),
             "cudaEventSynchronize": lambda event: event.synchronize(),
             "cudaEventElapsedTime": lambda start, end: start.time_till(end),
             "cudaEventDestroy": lambda event: None,

@@ -17,7 +17,7 @@ _OTHER_DEFAULT = 8  # for an unnamed length, channel or feature axis
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input of a model: an axis is a size, or a name or None where it is dynamic."""
+    """One input of a model: an axis is a size above 0, or a name or None where it is dynamic."""
 
     name: str
     dims: tuple[int | str | None, ...]
@@ -77,24 +77,21 @@ def resolve(specs: Sequence[InputSpec], wanted: Mapping[str, Sequence[int]]) -> 
     named: dict[str, int] = {}
     for spec in specs:
         for dim, size in zip(spec.dims, wanted.get(spec.name, ()), strict=False):
-            if isinstance(dim, str) and dim:
+            if isinstance(dim, str):
                 named.setdefault(dim, size)
     result: dict[str, tuple[int, ...]] = {}
     for spec in specs:
+        usual = [_default(axis, len(spec.dims)) for axis in range(len(spec.dims))]
         given = wanted.get(spec.name)
-        if given is not None:
-            fixed = [(d, g) for d, g in zip(spec.dims, given, strict=False) if isinstance(d, int) and d > 0]
-            if len(given) != len(spec.dims) or any(d != g for d, g in fixed):
-                shape = "x".join(str(d) if d else "?" for d in spec.dims) or "scalar"
-                text = "x".join(map(str, given)) or "scalar"
-                raise CutefuseError(f"--shapes gives {spec.name} {text}, the model has {shape}; correct the option")
-            result[spec.name] = tuple(given)
-            continue
-        sizes = []
-        for axis, dim in enumerate(spec.dims):
-            size = dim if isinstance(dim, int) and dim > 0 else _default(axis, len(spec.dims))
-            sizes.append(named.setdefault(dim, size) if isinstance(dim, str) and dim else size)
-        result[spec.name] = tuple(sizes)
+        if given is None:
+            pairs = zip(spec.dims, usual, strict=True)
+            given = [named.setdefault(dim, size) if isinstance(dim, str) else dim or size for dim, size in pairs]
+        fixed = [(d, g) for d, g in zip(spec.dims, given, strict=False) if isinstance(d, int)]
+        if len(given) != len(spec.dims) or any(d != g for d, g in fixed):
+            shape = "x".join(str(d) if d else "?" for d in spec.dims) or "scalar"
+            text = "x".join(map(str, given)) or "scalar"
+            raise CutefuseError(f"--shapes gives {spec.name} {text}, the model has {shape}; correct the option")
+        result[spec.name] = tuple(given)
     return result
 
 

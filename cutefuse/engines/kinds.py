@@ -90,19 +90,16 @@ def kind_of(layer_type: str, raw: dict[str, Any], name: str) -> str:
         return "attention"
     if name.endswith(" copy") or name.startswith("Reformatting CopyNode"):
         return "copy"
-    for kind, pattern in _COMPILED:
-        if pattern.search(text):
-            return kind
-    if text.strip() in ("", "unknown"):
+    named = text.strip() in ("", "unknown")
+    if named:
         lower = name.lower()
         if "trainstation" in lower:
             return "noop"
         if "foreignnode" in lower or "myelin" in lower:
             return "foreign"
-        for kind, pattern in _COMPILED:
-            if kind != "noop" and pattern.search(lower.replace("_", " ").replace("/", " ")):
-                return kind
-    return "other"
+        text = lower.replace("_", " ").replace("/", " ")
+    found = (kind for kind, pattern in _COMPILED if pattern.search(text))
+    return next((kind for kind in found if not named or kind != "noop"), "other")
 
 
 def precision_of(kind: str, inputs: list[Tensor], outputs: list[Tensor], tactic: str) -> str:

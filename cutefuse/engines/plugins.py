@@ -67,10 +67,8 @@ def patch_report(model: Path) -> dict[str, Any] | None:
 def report_path(model: Path) -> Path | None:
     """Where the patch report of a model lies: `m.patch.json` for `m.onnx` and for `m.cutefuse.onnx`."""
     stem = model.name.removesuffix(".onnx")
-    for name in (f"{stem}.patch.json", f"{stem.removesuffix('.cutefuse')}.patch.json"):
-        if model.with_name(name).is_file():
-            return model.with_name(name)
-    return None
+    places = (model.with_name(f"{name}.patch.json") for name in (stem, stem.removesuffix(".cutefuse")))
+    return next((path for path in places if path.is_file()), None)
 
 
 def keep_report(model: Path, outdir: Path) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cutefuse.engines.artifacts import whole_or_nothing
 from cutefuse.errors import CutefuseError
 from cutefuse.optimize.loop import Built, Graph
 from cutefuse.output import make_folder
@@ -79,7 +80,8 @@ class Shelf:
                 if path.name.startswith(made.name) or path.name == engine.files.timing_cache.name:
                     shutil.copy2(path, beside / path.name)
             _point(beside, final)
-            _swap(beside, target)
+            with whole_or_nothing(target):
+                os.replace(beside, target)
         except OSError as error:
             raise CutefuseError(
                 f"{target} cannot be written ({error.strerror}), what it held before stays; free space or choose "
@@ -95,21 +97,6 @@ class Shelf:
             if old.is_dir() and not (self.out / name).exists():
                 os.replace(old, self.out / name)
             shutil.rmtree(old, ignore_errors=True)
-
-
-def _swap(beside: Path, target: Path) -> None:
-    """Put a finished folder in the place of another one."""
-    old = target.with_name(f".{target.name}.previous")
-    shutil.rmtree(old, ignore_errors=True)
-    try:
-        if target.exists():
-            os.replace(target, old)
-        os.replace(beside, target)
-    except BaseException:
-        if old.exists() and not target.exists():
-            os.replace(old, target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _point(folder: Path, model: Path) -> None:

@@ -112,8 +112,8 @@ def optimize(request: Request, seen: Callable[[Outcome], None] = lambda outcome:
         source = _converted(request, shelf) if request.dtype else request.model
         options = replace(first_choice(request.patch, kind), keep_float32=())  # the conversion is done
         options = replace(options, shapes=engine_shapes(request.model, options.shapes, kind))
-        unused = [f"--keep-float32 '{p}' does nothing without --dtype" for p in request.patch.keep_float32]
-        unused = [] if request.dtype else unused
+        kept = () if request.dtype else request.patch.keep_float32
+        unused = [f"--keep-float32 '{p}' does nothing without --dtype" for p in kept]
         rewriter = Rewriter(source, shelf, options, request.price, request.tiles)
         bench = _bench(kind, request, shelf)
         head = {

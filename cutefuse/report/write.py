@@ -18,6 +18,7 @@ from cutefuse.report.draw.page import write_engine_page
 from cutefuse.report.draw.pages import write_compare_page
 from cutefuse.report.read.graph import edges
 from cutefuse.report.read.reader import Engine, find_engines, read_engine
+from cutefuse.report.read.sources import one_engine
 
 
 def write(source: Path, outdir: Path, onnx_path: Path | None = None, peaks: str = "auto", quiet: bool = False) -> Path:
@@ -76,7 +77,7 @@ def compared(sources: list[Path], output: Path) -> Comparison:
         raise CutefuseError("one engine was given; a comparison needs two or more folders or *.graph.json files")
     if output.suffix in (".csv", ".json"):
         raise CutefuseError(f"{output} is to be the page, beside which .csv and .json are written; name it *.html")
-    engines = [read_engine(_only(source)) for source in sources]
+    engines = [read_engine(one_engine(source)) for source in sources]
     for engine, source in zip(engines, sources, strict=True):
         if not engine.profiled and any(e.profiled for e in engines):
             raise CutefuseError(
@@ -94,11 +95,3 @@ def write_comparison(comparison: Comparison, output: Path, quiet: bool = False) 
     write_compare_page(comparison, output)
     if not quiet:
         print(tables.compare_terminal(comparison))
-
-
-def _only(source: Path) -> dict[str, Path]:
-    found = find_engines(source)
-    if len(found) > 1:
-        names = ", ".join(f["graph"].name for f in found[:4])
-        raise CutefuseError(f"{source} holds {len(found)} engines ({names}); give one of the *.graph.json files")
-    return found[0]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +128,10 @@ def llm_view(model: Transformer, peaks: Peaks, batch: int, context: int) -> dict
                 "floor_ms": roof.floor_us / 1e3, "attainable_tflops": roof.attainable_tflops}  # fmt: skip
 
     def of_prefill(length: int) -> float:
-        flops, size = model.prefill(batch, length)
-        return flops / size
+        return truediv(*model.prefill(batch, length))
 
     def of_decode(sequences: int) -> float:
-        flops, size = model.decode(sequences, context)
-        return flops / size
+        return truediv(*model.decode(sequences, context))
 
     ridge = peaks.known_roof(compute, 1, 1).ridge
     powers = [2**i for i in range(0, 15)]

@@ -71,10 +71,7 @@ class Peaks:
 
     def rate(self, precision: str) -> float | None:
         """Peak in TFLOP/s for a precision; a type without tensor cores here runs at the next wider one's rate."""
-        for name in (precision, *_WIDER.get(precision, ())):
-            if name in self.tflops:
-                return self.tflops[name]
-        return None
+        return next((self.tflops[n] for n in (precision, *_WIDER.get(precision, ())) if n in self.tflops), None)
 
     def roof(self, precision: str, flops: float, size_bytes: float) -> Roof | None:
         """The roof over `flops` operations and `size_bytes` moved; None where the peak of the precision is not known.

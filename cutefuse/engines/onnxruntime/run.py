@@ -115,16 +115,12 @@ def _events(
     """Node events of a separate run with the profiler on; the first (cold) inference is left out."""
     session = _session(model, options, scratch)
     session.run(None, feed)
-    cold_end = None
     for _ in range(min(max(len(statistics_ms), 10), 50)):
         session.run(None, feed)
     events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-    for event in events:
-        if event.get("name") == "model_run":
-            cold_end = event["ts"] + event["dur"]
-            break
+    cold_end = next((e["ts"] + e["dur"] for e in events if e.get("name") == "model_run"), 0)
     kernels = [e for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]
-    return [e for e in kernels if cold_end is None or e["ts"] >= cold_end]
+    return [e for e in kernels if e["ts"] >= cold_end]
 
 
 def _layers(
@@ -136,19 +132,16 @@ def _layers(
     constants = {i.name: i for i in graph.initializer}
     # A float16 filter that is computed in float32 comes through a Cast.
     cast = {n.output[0]: constants[n.input[0]] for n in graph.node if n.op_type == "Cast" and n.input[0] in constants}
-    runs_of = _by_node(graph, events)
     layers: list[dict[str, Any]] = []
     times: dict[str, list[float]] = {}
-    for index, node in enumerate(graph.node):
-        name = names[index]
-        runs = runs_of.get(index, [])
-        layers.append(_layer(node, name, runs[-1]["args"] if runs else {}, constants, cast, origins[index]))
+    for node, name, origin, runs in zip(graph.node, names, origins, _by_node(graph, events), strict=True):
+        layers.append(_layer(node, name, runs[-1]["args"] if runs else {}, constants, cast, origin))
         if runs:
             times[name] = [e["dur"] / 1000 for e in runs]
     return layers, times
 
 
-def _by_node(graph: Any, events: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+def _by_node(graph: Any, events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Events of each node of the optimised graph: by name, and nameless ones by type in the order of execution."""
     named: dict[str, list[dict[str, Any]]] = defaultdict(list)
     nameless: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(dict)
@@ -161,10 +154,7 @@ def _by_node(graph: Any, events: list[dict[str, Any]]) -> dict[int, list[dict[st
             args = event.get("args", {})
             nameless[args.get("op_name", "")].setdefault(str(args.get("node_index")), []).append(event)
     queues = {kind: iter(groups.values()) for kind, groups in nameless.items()}
-    result: dict[int, list[dict[str, Any]]] = {}
-    for index, node in enumerate(graph.node):
-        result[index] = named[node.name] if node.name else next(queues.get(node.op_type, iter(())), [])
-    return result
+    return [named[n.name] if n.name else next(queues.get(n.op_type, iter(())), []) for n in graph.node]
 
 
 def _layer(

@@ -72,22 +72,24 @@ def profile(source: Path, files: Artifacts, words: Sequence[str], use_plugins: b
     model, words = _model_of(source, words)
     wanted = options_of(words)
     say_idle(words, "PyTorch")
-    engine = _engine(model, wanted, use_plugins)
-    _write_profile(engine, model, files, wanted.effort)
-    _report_fused(engine, model)
-    plugins.keep_report(model, files.engine.parent)
+    _profiled(model, files, wanted, use_plugins)
 
 
 def build_and_profile(model: Path, outdir: Path, words: Sequence[str]) -> tuple[TorchEngine, Artifacts]:
     """The files of `build` and of `profile` from one engine, which stays loaded."""
     wanted, files = options_of(words), Artifacts.of(model, outdir)
     make_folder(outdir)
-    engine = _engine(model, wanted, True)
+    engine = _profiled(model, files, wanted, True)
     _write_engine(model, files, words)
+    return engine, files
+
+
+def _profiled(model: Path, files: Artifacts, wanted: _Wanted, use_plugins: bool) -> TorchEngine:
+    engine = _engine(model, wanted, use_plugins)
     _write_profile(engine, model, files, wanted.effort)
     _report_fused(engine, model)
-    plugins.keep_report(model, outdir)
-    return engine, files
+    plugins.keep_report(model, files.engine.parent)
+    return engine
 
 
 def load(source: Path) -> TorchEngine:

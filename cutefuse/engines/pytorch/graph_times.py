@@ -5,21 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 
 import onnx
+import torch
 
-from cutefuse import kernels
 from cutefuse.engines.pytorch.lock import alone
-from cutefuse.engines.pytorch.tile_times import Repeated, TileTimer, gpu_torch, in_turns
-from cutefuse.errors import CutefuseError
-
-
-def gpu_timer() -> GpuTimer:
-    """The timer of this machine's first GPU. Raises CutefuseError, in one sentence, where there is none."""
-    gpu_torch("tuning", "leave --tune out")
-    from cutefuse.torch.launch import sm_of
-
-    if reason := kernels.reject_device(sm_of()):
-        raise CutefuseError(f"{reason}; leave --tune out")
-    return GpuTimer()
+from cutefuse.engines.pytorch.run import TorchEngine
+from cutefuse.engines.pytorch.tile_times import Repeated, TileTimer, in_turns
 
 
 class GpuTimer(TileTimer):
@@ -27,13 +17,9 @@ class GpuTimer(TileTimer):
 
     @cached_property
     def plain_machine(self) -> str:
-        import torch
-
         return f"{self.gpu}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
 
     def model_us(self, model: onnx.ModelProto, mode: str) -> float:
-        from cutefuse.engines.pytorch.run import TorchEngine
-
         engine = TorchEngine.build(model, mode, self.device)
         # Its own graph holds one inference, whose launch from the host would be most of the time.
         with alone():

@@ -102,17 +102,22 @@ def replays(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
 def step_layers(steps: Sequence[Step], by_step: Sequence[Kernel], runs: Sequence[Sequence[Kernel]]) -> list[Layer]:
     """One layer for each step. `by_step`: the kernels with their steps; `runs`: the same sequence, timed."""
     layers = [Layer(step.name, [step]) for step in steps]
-    for kernel in by_step:
-        if kernel.step is not None:
-            layers[kernel.step].kernels.append(kernel.name)
+    owners = [None if kernel.step is None else layers[kernel.step] for kernel in by_step]
+    for kernel, layer in zip(by_step, owners, strict=True):
+        if layer is not None:
+            layer.kernels.append(kernel.name)
+    _add_times([layer for layer in layers if layer.kernels], owners, runs)
+    return layers
+
+
+def _add_times(layers: Sequence[Layer], owners: Sequence[Layer | None], runs: Sequence[Sequence[Kernel]]) -> None:
+    """Give each layer its time in each run. `owners`: the layer of each kernel of a run."""
     for run in runs:
         times: dict[int, float] = defaultdict(float)
-        for kernel, timed in zip(by_step, run, strict=False):
-            if kernel.step is not None:
-                times[kernel.step] += timed.time_us
-        for step, time_us in times.items():
-            layers[step].times_us.append(time_us)
-    return layers
+        for owner, kernel in zip(owners, run, strict=False):
+            times[id(owner)] += kernel.time_us
+        for layer in layers:
+            layer.times_us.append(times[id(layer)])
 
 
 def compiled_layers(
@@ -140,12 +145,7 @@ def compiled_layers(
         layers[-1].kernels.append(name)
         of_kernel.append(layers[-1])
         last = owner
-    for run in runs:
-        times: dict[int, float] = defaultdict(float)
-        for layer, kernel in zip(of_kernel, run, strict=False):
-            times[id(layer)] += kernel.time_us
-        for layer in layers:
-            layer.times_us.append(times[id(layer)])
+    _add_times(layers, of_kernel, runs)
     return _unique(layers)
 
 

@@ -17,9 +17,13 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import cutefuse
 from cutefuse import kernels
 from cutefuse.engines.pytorch.lock import alone
+from cutefuse.engines.pytorch.onnx_ops.fused import FusedNode
+from cutefuse.engines.pytorch.onnx_ops.program import image_like
 from cutefuse.errors import CutefuseError, first_line
 from cutefuse.kernels import Call
 from cutefuse.timing.noise import interleave
@@ -60,14 +64,10 @@ class TileTimer:
     @cached_property
     def gpu(self) -> str:
         """Name of the GPU and version of its driver."""
-        import torch
-
         return f"{torch.cuda.get_device_name()}, driver {_driver() or 'unknown'}"
 
     @cached_property
     def l2_bytes(self) -> int:
-        import torch
-
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
 
     @cached_property
@@ -76,10 +76,6 @@ class TileTimer:
 
     def tiles_us(self, call: Call) -> dict[int, float]:
         """The legal tiles that the effort allows; those near the best once more, in turns."""
-        import torch
-
-        from cutefuse.engines.pytorch.onnx_ops.fused import FusedNode
-
         given, made = [_meta(t) for t in call.inputs], [_meta(t) for t in call.outputs]
 
         def node(tile: int = 0) -> FusedNode:
@@ -118,8 +114,6 @@ class Repeated:
     """Work that is repeated inside of a CUDA graph, for as long as the effort says or less."""
 
     def __init__(self, work: Callable[[], Any], effort: Effort) -> None:
-        import torch
-
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -144,8 +138,6 @@ class Repeated:
 
 def mean_us(work: Callable[[], Any], runs: int = 1) -> float:
     """Microseconds of the GPU for what `work` enqueues on PyTorch's current stream, the mean over some runs of it."""
-    import torch
-
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(runs):
@@ -159,22 +151,6 @@ def in_turns(graphs: Mapping[int, Repeated], rounds: int) -> dict[int, float]:
     """The median time of each over rounds in which all are replayed in turn."""
     times = interleave([graph.sample_us for graph in graphs.values()], rounds)
     return dict(zip(graphs, map(statistics.median, times), strict=True))
-
-
-def gpu_torch(what: str, otherwise: str) -> Any:
-    """PyTorch, for something that needs a GPU. Raises CutefuseError where it is missing, or sees none."""
-    try:
-        import torch
-    except ImportError:
-        raise CutefuseError(
-            f"{what} needs PyTorch, which is not installed; run `pip install torch`, or {otherwise}"
-        ) from None
-    if not torch.cuda.is_available():
-        raise CutefuseError(
-            f"{what} needs a GPU, and PyTorch sees none here; run it on the machine that will run the model, or "
-            f"{otherwise}"
-        )
-    return torch
 
 
 @functools.cache
@@ -192,19 +168,11 @@ def _digest(library: Path) -> str:
     return hashlib.sha256(library.read_bytes()).hexdigest()[:16]
 
 
-def _dtype(tensor: kernels.Tensor) -> Any:
-    import torch
-
-    return getattr(torch, tensor.dtype)
+def _meta(tensor: kernels.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.dims, dtype=getattr(torch, tensor.dtype), device="meta")
 
 
-def _meta(tensor: kernels.Tensor) -> Any:
-    import torch
-
-    return torch.empty(tensor.dims, dtype=_dtype(tensor), device="meta")
-
-
-def _launch_next(node: Any, sets: Iterator[list[Any]]) -> None:
+def _launch_next(node: FusedNode, sets: Iterator[list[torch.Tensor]]) -> None:
     node.launch(next(sets))
 
 
@@ -214,13 +182,9 @@ def operand_sets(read_bytes: int, l2_bytes: int) -> int:
     return 1 if read_bytes <= l2_bytes / 2 else 2
 
 
-def _operand(tensor: kernels.Tensor) -> Any:
+def _operand(tensor: kernels.Tensor) -> torch.Tensor:
     """Values like those of a network: a kernel over zeros draws less power and runs at a higher clock."""
-    import torch
-
-    from cutefuse.engines.pytorch.onnx_ops.program import image_like
-
-    made = image_like(list(tensor.dims), _dtype(tensor), "cuda")
+    made = image_like(list(tensor.dims), getattr(torch, tensor.dtype), "cuda")
     if made.is_floating_point():
         return made.normal_(0, 1 if made.dim() == 4 else 0.05)
     return made.copy_(torch.randint(-100, 100, tensor.dims, device="cuda"))

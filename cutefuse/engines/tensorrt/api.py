@@ -6,6 +6,7 @@ against the sources of NVIDIA's bindings (10.3, 10.16, 11.1) and the 11.4 wheel.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -272,11 +273,8 @@ def profile(engine_path: Path, files: Artifacts, words: list[str], libraries: li
     trt = trt or _import()
     log = Log(trt)
     try:
-        session = Session(engine_path, words, libraries, log, trt)
-        try:
+        with contextlib.closing(Session(engine_path, words, libraries, log, trt)) as session:
             _measure(session, files)
-        finally:
-            session.close()
     finally:
         write_text(files.profile_log, log.text)
 

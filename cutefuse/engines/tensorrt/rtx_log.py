@@ -5,6 +5,7 @@ A machine without a GPU has no engine inspector; the builder's own log, at its m
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -24,15 +25,11 @@ _BINDING = re.compile(
 )
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.strip("[]").split(",") if part.strip()]
-
-
 def _tensors(text: str) -> list[dict[str, Any]]:
     found = []
     for match in _TENSOR.finditer(text):
         facts = {key: value for key, value in match.groupdict().items() if value is not None}
-        found.append({key: _numbers(value) if value.startswith("[") and key != "Name" else value
+        found.append({key: json.loads(value) if value.startswith("[") and key != "Name" else value
                       for key, value in facts.items()})  # fmt: skip
     return found
 
@@ -68,7 +65,7 @@ def layer_information(log: str) -> dict[str, Any]:
     text, _, bindings = text.partition("\nI/O Tensors:\n")
     layers = [layer for layer in map(layer_of, text.split("\n")) if layer]
     tensors = [
-        {key: _numbers(value) if key == "Dimensions" else value for key, value in match.groupdict().items()}
+        {key: json.loads(value) if key == "Dimensions" else value for key, value in match.groupdict().items()}
         for match in map(_BINDING.match, bindings.partition("\nEngine Metadata:")[0].splitlines()) if match
     ]  # fmt: skip
     return {"Layers": layers, "I/O Tensors": tensors}

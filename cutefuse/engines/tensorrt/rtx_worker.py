@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -20,10 +21,8 @@ from cutefuse.errors import CutefuseError
 
 def _peak_mib() -> float:
     """The most memory that this process held; not getrusage, which begins with what the parent held."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
+    found = re.search(r"^VmHWM:\s*(\d+)", Path("/proc/self/status").read_text(errors="replace"), re.MULTILINE)
+    return int(found[1]) / 1024 if found else 0.0
 
 
 def work(request: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cutefuse import kernels
-from cutefuse.engines.pytorch.tile_times import gpu_torch
+from cutefuse.engines.pytorch import gpu_torch
 from cutefuse.errors import CutefuseError
 from cutefuse.operators import operators
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cutefuse.engines.pytorch.tile_times import mean_us
 from cutefuse.engines.tensorrt.trtexec import end_group
 from cutefuse.errors import CutefuseError
 from cutefuse.profilers.kernels.cases import DRIVER
@@ -138,15 +137,16 @@ def _process(load: Load) -> Iterator[_Around]:
         there()
         return figure
 
-    try:
-        if own:
-            _wait(child)
-        else:
-            time.sleep(_SETTLE_S)
-        there()
-        yield beside
-    finally:
-        _end(child)
+    with child:  # which closes its pipes
+        try:
+            if own:
+                _wait(child)
+            else:
+                time.sleep(_SETTLE_S)
+            there()
+            yield beside
+        finally:
+            end_group(child)
 
 
 def _wait(child: subprocess.Popen[bytes]) -> None:
@@ -158,18 +158,10 @@ def _wait(child: subprocess.Popen[bytes]) -> None:
         child.wait(timeout=10)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    if child.stdin:
-        with contextlib.suppress(OSError):
-            child.stdin.close()
-    end_group(child)
-    for pipe in (child.stdout, child.stderr):
-        if pipe:
-            pipe.close()
-
-
 def event_sampler(launch: Callable[[], Any]) -> Sampler:
     """Times launches on PyTorch's current stream with events."""
+    from cutefuse.engines.pytorch.tile_times import mean_us
+
     return lambda runs: mean_us(launch, runs)
 
 

@@ -89,11 +89,8 @@ def _no_trtexec() -> str:
 
 def _layer_files(path: Path, outdir: Path) -> dict[str, Path] | None:
     """The layer information of an engine, beside it or in the output folder."""
-    for folder in (path.parent, outdir):
-        graph = Artifacts.of(path, folder).graph
-        if graph.is_file():
-            return find_engines(graph)[0]
-    return None
+    graphs = (Artifacts.of(path, folder).graph for folder in (path.parent, outdir))
+    return next((find_engines(graph)[0] for graph in graphs if graph.is_file()), None)
 
 
 def with_layers(found: Target, outdir: Path, inferences: int) -> Target:

@@ -13,10 +13,9 @@ from pathlib import Path
 from cutefuse.errors import CutefuseError
 from cutefuse.output import write_text
 from cutefuse.profilers.kernels.metrics import METRICS, Kernel, Metric
-from cutefuse.profilers.kernels.program import first_program, run_profiler
+from cutefuse.profilers.kernels.program import first_program, reason, run_profiler
 
 _NVTX = "Push/Pop_Range"  # in the title of the column that holds the ranges around a launch
-_NO_PERMISSION = "ERR_NVGPUCTRPERM"
 
 
 @dataclass(frozen=True)
@@ -69,25 +68,10 @@ def command_line(ncu: str, run: Run) -> list[str]:
 
 def profile(ncu: str, run: Run, kept: Path, title: str, timeout_s: float) -> list[Launch]:
     """Run a program under ncu; its raw CSV is kept in the file `kept`. Raises CutefuseError with ncu's own reason."""
-    code, text, said = run_profiler(command_line(ncu, run), f"profiling {title}", timeout_s)
-    if code:
-        raise CutefuseError(f"ncu failed for {title}: {reason(text + said)}")
+    text = run_profiler(command_line(ncu, run), f"profiling {title}", f"ncu failed for {title}", timeout_s)
     launches = read_csv(text, title)
     write_text(kept, text)
     return launches
-
-
-def reason(text: str) -> str:
-    """Why ncu failed, from what it printed, with what to do where that is known."""
-    if _NO_PERMISSION in text:
-        return (
-            f"this user may not read the GPU's counters ({_NO_PERMISSION}); run as root, or let the driver allow it "
-            "(NVreg_RestrictProfilingToAdminUsers=0)"
-        )
-    words = [line.strip() for line in text.splitlines() if line.strip()]
-    own = [w for w in words if w.startswith("error:")]  # of a program of ours, which says more than ncu of it
-    told = own or [w for w in words if "ERROR" in w or "error:" in w]
-    return (told[0] if told else words[-1] if words else "no output").replace("==ERROR== ", "").removeprefix("error: ")
 
 
 def read_csv(text: str, where: str) -> list[Launch]:

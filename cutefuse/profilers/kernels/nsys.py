@@ -43,22 +43,13 @@ def commands(nsys: str, command: Sequence[str], report: Path) -> list[list[str]]
 def profile(nsys: str, command: Sequence[str], report: Path, title: str, timeout_s: float) -> list[KernelSum]:
     """Record a program; the report and its CSV stay in the report's folder. Raises CutefuseError where nsys fails."""
     record, stats = commands(nsys, command, report)
-    _run(record, f"recording {title} with Nsight Systems", timeout_s)
+    run_profiler(record, f"recording {title} with Nsight Systems", "nsys profile failed", timeout_s)
     if not report.is_file():
         raise CutefuseError(f"nsys ended well but wrote no {report.name}; see its .qdstrm beside it")
-    text = _run(stats, f"reading {report.name}", timeout_s)
+    text = run_profiler(stats, f"reading {report.name}", "nsys stats failed", timeout_s)
     found = read_csv(text, f"nsys stats of {report.name}")
     write_text(report.with_suffix(f".{_REPORT}.csv"), text)
     return found
-
-
-def _run(command: list[str], title: str, timeout_s: float) -> str:
-    code, text, errors = run_profiler(command, title, timeout_s)
-    if code:
-        said = [line.strip() for line in (text + errors).splitlines() if line.strip()]
-        told = next((line for line in said if "error" in line.lower()), said[-1] if said else "no output")
-        raise CutefuseError(f"nsys {command[1]} failed: {told}")
-    return text
 
 
 def read_csv(text: str, where: str) -> list[KernelSum]:

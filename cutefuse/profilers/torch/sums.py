@@ -54,8 +54,8 @@ def by_class(events: Sequence[Event], iterations: int) -> list[Row]:
 
 def total(events: Sequence[Event], iterations: int) -> Row:
     """The whole model: its outermost regions and every step of the backward pass."""
-    parts = [e for i, e in enumerate(events) if _is_part(events, i)]
-    return _row("(whole)", parts, iterations)
+    outer = (i for i, e in enumerate(events) if e.is_backward or (e.is_region and not regions_around(events, i)))
+    return _row("(whole)", [events[i] for i in outer], iterations)
 
 
 def compared(before: Sequence[Event], after: Sequence[Event], iterations: int) -> list[Row]:
@@ -92,10 +92,6 @@ def _path(e: Event) -> str:
 
 def _key(events: Sequence[Event]) -> str:
     return "device_us" if on_device(events) else "cpu_us"
-
-
-def _is_part(events: Sequence[Event], i: int) -> bool:
-    return events[i].is_backward or (events[i].is_region and not regions_around(events, i))
 
 
 def _row(name: str, found: Sequence[Event], iterations: int) -> Row:

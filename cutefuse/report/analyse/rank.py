@@ -24,7 +24,8 @@ from cutefuse.match.find import find_sites
 from cutefuse.match.overlaps import check_overlaps
 from cutefuse.match.site import FUSED, Site
 from cutefuse.report.read.cost import layer_cost
-from cutefuse.report.read.reader import Engine, find_engines, read_engine
+from cutefuse.report.read.reader import Engine, read_engine
+from cutefuse.report.read.sources import one_engine
 from cutefuse.rewrite.apply import plan
 from cutefuse.roofline.intensity import DTYPE_BITS
 from cutefuse.roofline.measure import peaks_for
@@ -275,11 +276,4 @@ def peaks_of(choice: str, engine: Engine) -> Peaks | None:
 
 def engine_of(source: Path, onnx_path: Path) -> Engine:
     """The engine of a model in a folder, or that of a graph.json. Raises CutefuseError where several could be meant."""
-    found = find_engines(source)
-    named = [f for f in found if f["graph"].name.startswith(f"{onnx_path.name}.")]
-    if not named and len(found) > 1:
-        names = ", ".join(f["graph"].name for f in found[:4])
-        raise CutefuseError(
-            f"{source} holds several engines ({names}) and none of {onnx_path.name}; give the graph.json"
-        )
-    return read_engine((named or found)[0])
+    return read_engine(one_engine(source, onnx_path))

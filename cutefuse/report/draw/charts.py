@@ -24,18 +24,14 @@ _LINE = 13  # height of a line of text
 
 def short(value: float) -> str:
     """1234 -> 1.23k, 0.01 -> 0.01."""
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.3g}{unit}"
-    return f"{value:.3g}"
+    units = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+    return next((f"{value / limit:.3g}{unit}" for limit, unit in units if abs(value) >= limit), f"{value:.3g}")
 
 
 def bytes_text(size_bytes: float) -> str:
     """Bytes in binary units."""
-    for limit, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size_bytes >= limit:
-            return f"{size_bytes / limit:.3g} {unit}"
-    return f"{size_bytes:.0f} B"
+    units = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+    return next((f"{size_bytes / n:.3g} {unit}" for n, unit in units if size_bytes >= n), f"{size_bytes:.0f} B")
 
 
 def _open(width: int, height: int, label: str) -> str:

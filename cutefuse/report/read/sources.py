@@ -33,11 +33,24 @@ def find_engines(source: Path) -> list[dict[str, Path]]:
     return [_siblings(path, stem_of(path.name, "graph") or "") for path in graphs]
 
 
+def one_engine(source: Path, model: Path | None = None) -> dict[str, Path]:
+    """The files of the engine in a folder, that of `model` first, or around a graph JSON.
+
+    Raises CutefuseError where several could be meant.
+    """
+    found = find_engines(source)
+    named = [f for f in found if model and f["graph"].name.startswith(f"{model.name}.")]
+    if not named and len(found) > 1:
+        names = ", ".join(f["graph"].name for f in found[:4])
+        lacking = f" and none of {model.name}" if model else ""
+        raise CutefuseError(
+            f"{source} holds {len(found)} engines ({names}){lacking}; give one of the *.graph.json files"
+        )
+    return (named or found)[0]
+
+
 def stem_of(name: str, kind: str) -> str | None:
-    for suffix in _SUFFIXES[kind]:
-        if name.endswith(suffix):
-            return name[: -len(suffix)]
-    return None
+    return next((name.removesuffix(suffix) for suffix in _SUFFIXES[kind] if name.endswith(suffix)), None)
 
 
 def _holds_graph(path: Path) -> bool:

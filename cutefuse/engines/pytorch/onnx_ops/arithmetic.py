@@ -143,12 +143,7 @@ def clip(node: Node) -> Run:
     if node.opset >= 11:
         given = [node.inputs[i] if node.has(i) else None for i in (1, 2)]
         if any(t is not None and t.device.type == "meta" for t in given):
-            return _clip_by
+            return torch.clamp
         bounds = [None if t is None else t.item() for t in given]
     lo, hi = bounds
     return (lambda x, *_: x) if lo is None and hi is None else lambda x, *_: torch.clamp(x, lo, hi)
-
-
-def _clip_by(x: Tensor, lo: Tensor | None = None, hi: Tensor | None = None) -> Tensor:
-    x = x if lo is None else torch.maximum(x, lo)
-    return x if hi is None else torch.minimum(x, hi)

@@ -96,15 +96,10 @@ def transposed_convolution(node: Node) -> Run:
         return lambda x, w, b=None: function(x, w, b, stride, begin, extra, groups, dilation)
 
     # Asymmetric: the whole result, then its middle. Output padding beyond it holds the bias alone.
-    ends = [f - e for f, e in zip(full, end, strict=True)]
-    cut = [(b, min(e + o, f)) for b, e, o, f in zip(begin, ends, extra, full, strict=True)]
-    beyond = [max(0, e + o - f) for e, o, f in zip(ends, extra, full, strict=True)]
+    around = torch_pads([*(-b for b in begin), *(o - e for o, e in zip(extra, end, strict=True))])
 
     def run(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-        y = function(x, w, None, stride, 0, 0, groups, dilation)
-        for axis, (first, last) in enumerate(cut):
-            y = y.narrow(axis + 2, first, last - first)
-        y = F.pad(y, torch_pads([0] * rank + beyond))
+        y = F.pad(function(x, w, None, stride, 0, 0, groups, dilation), around)
         return y if b is None else y + b.reshape(-1, *[1] * rank)
 
     return run

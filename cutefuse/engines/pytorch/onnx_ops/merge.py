@@ -16,10 +16,9 @@ from cutefuse.engines.pytorch.onnx_ops.program import Program, Step
 def merge(program: Program, convolutions: bool) -> None:
     """Join BatchNormalization into the Conv before it, x * Sigmoid(x) into SiLU and, with `convolutions`, Conv [+ Add]
     + Relu into one call. A compiler that fuses activations itself is better off without the last."""
-    _fold_norms(program)
-    _silu(program)
-    if convolutions:
-        _relu(program)
+    for join in (_fold_norms, _silu, *([_relu] if convolutions else [])):
+        join(program)
+        program.drop_unused()
 
 
 class _Uses:
@@ -35,7 +34,7 @@ class _Uses:
 
 def _fold_norms(program: Program) -> None:
     """conv(x, w) * a + b as a convolution with other weights, computed in float64."""
-    uses, gone = _Uses(program), set[int]()
+    uses = _Uses(program)
     for step in program.steps:
         conv = uses.single(step.inputs[0]) if step.op_type == "BatchNormalization" else None
         if conv is None or not isinstance(conv.run, Convolution):
@@ -52,16 +51,12 @@ def _fold_norms(program: Program) -> None:
         layout = torch.channels_last if w.dim() == 4 else torch.contiguous_format
         program.constants[names[0]] = folded.detach().to(dtype).contiguous(memory_format=layout)
         program.constants[names[1]] = shift.detach().to(dtype)
-        conv.inputs = [conv.inputs[0], *names]
-        _join(conv, step)
-        gone.add(id(step))
-    program.steps = [s for s in program.steps if id(s) not in gone]
-    used = {s for step in program.steps for s in step.inputs} | set(program.outputs.values())
-    program.constants = {s: t for s, t in program.constants.items() if s in used}
+        step.run, step.inputs, step.op_type, step.attrs = conv.run, [conv.inputs[0], *names], "Conv", conv.attrs
+        _take_in(step, conv)
 
 
 def _silu(program: Program) -> None:
-    uses, gone = _Uses(program), set[int]()
+    uses = _Uses(program)
     for step in program.steps:
         if step.op_type != "Mul":
             continue
@@ -69,15 +64,13 @@ def _silu(program: Program) -> None:
             sigmoid = uses.single(gate)
             if sigmoid is not None and sigmoid.op_type == "Sigmoid" and sigmoid.inputs == [x]:
                 step.run, step.inputs, step.op_type = F.silu, [x], "Silu"
-                step.name, step.nodes = f"{sigmoid.name} + {step.name}", [*sigmoid.nodes, *step.nodes]
-                gone.add(id(sigmoid))
+                _take_in(step, sigmoid)
                 break
-    program.steps = [s for s in program.steps if id(s) not in gone]
 
 
 def _relu(program: Program) -> None:
     """Conv + Relu, and Conv + Add + Relu where the sum is of equal shapes; cuDNN pads symmetrically only."""
-    uses, gone = _Uses(program), set[int]()
+    uses = _Uses(program)
     for step in program.steps:
         if step.op_type != "Relu":
             continue
@@ -100,11 +93,7 @@ def _relu(program: Program) -> None:
             conv.inputs = [*conv.inputs, zeros]
         inputs = [*conv.inputs, *([z] if z else [])]
         step.run, step.inputs, step.op_type, step.attrs = ConvolutionRelu(conv.run), inputs, "Conv", conv.attrs
-        parts = [conv, before] if z else [conv]
-        step.name = " + ".join([*(p.name for p in parts), step.name])
-        step.nodes = [n for p in (*parts, step) for n in p.nodes]
-        gone |= {id(p) for p in parts}
-    program.steps = [s for s in program.steps if id(s) not in gone]
+        _take_in(step, *([conv, before] if z else [conv]))
 
 
 def _alike(program: Program, a: str, b: str) -> bool:
@@ -118,7 +107,7 @@ def _fits(program: Program, conv: Step) -> bool:
     return conv.run.symmetric and len(conv.run.stride) == 2 and x is not None and x.dtype != torch.float64
 
 
-def _join(first: Step, second: Step) -> None:
-    """`second` is computed by `first` from now on."""
-    first.name, first.nodes = f"{first.name} + {second.name}", [*first.nodes, *second.nodes]
-    first.outputs = second.outputs
+def _take_in(step: Step, *before: Step) -> None:
+    """`step` computes what was before it too from now on."""
+    parts = (*before, step)
+    step.name, step.nodes = " + ".join(p.name for p in parts), [n for p in parts for n in p.nodes]

@@ -102,16 +102,12 @@ def lp_pool(node: Node) -> Run:
     window, p = _Window(node), node.attr("p", 2)
     if p < 1:
         raise node.refuse(f"p is {p}; give 1 or more")
-    function, kernel, stride = _AVERAGE[window.rank], window.kernel, window.stride
-    plain = window.plain and all(d == 1 for d in window.dilation)
-    begin, pads, pixels = window.pads[: window.rank], torch_pads(window.all_pads), math.prod(kernel)
+    pads = torch_pads(window.all_pads)
 
     def run(x: Tensor) -> Tensor:
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # float16 ends at the square of 256
         powers = wide.abs() if p == 1 else wide.abs() ** p
-        sums = function(powers, kernel, stride, begin, False, True) * pixels if plain else _sums(
-            F.pad(powers, pads), window
-        )  # fmt: skip
+        sums = _sums(F.pad(powers, pads), window)
         return (sums if p == 1 else sums ** (1 / p)).to(x.dtype)
 
     return run

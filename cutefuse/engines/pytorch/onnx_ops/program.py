@@ -81,6 +81,20 @@ class Program:
             node.config = tile
             node.tile_from = GIVEN if tile else GUESS
 
+    def drop_unused(self) -> None:
+        """Drop steps whose results nothing reads: the graph may hold dead nodes, and folding and merging leave some."""
+        needed = set(self.outputs.values())
+        kept: list[Step] = []
+        for step in reversed(self.steps):
+            if needed & set(step.outputs):
+                needed |= {s for s in step.inputs if s}
+                kept.append(step)
+        self.steps = kept[::-1]
+        self.fused = [step.run for step in self.steps if isinstance(step.run, FusedNode)]
+        self.constants = {s: t for s, t in self.constants.items() if s in needed}
+        made = {s for step in kept for s in step.outputs} | set(self.inputs.values())
+        self.shapes = {s: t for s, t in self.shapes.items() if s in made}
+
     def source(self) -> str:
         """The program as Python: a function of the inputs that forgets each tensor after its last use."""
         last: dict[str, int] = {}
@@ -140,7 +154,7 @@ class _Loader:
             if out.name not in scope:
                 raise CutefuseError(f"no node makes the output {out.name}; repair the model")
             self.program.outputs[out.name] = self._slot(scope[out.name], out.name)
-        self._drop_unused()
+        self.program.drop_unused()
         return self.program
 
     def _check(self, nodes: Sequence[NodeProto], opset: int) -> None:
@@ -171,11 +185,9 @@ class _Loader:
     def _input(self, value: onnx.ValueInfoProto, dims: Mapping[str, Sequence[int]]) -> Value:
         dtype = dtype_of(value.type.tensor_type.elem_type, f"input {value.name}")
         x = image_like(list(dims[value.name]), dtype, "meta")
-        found = Value(x, self._name("i"))
-        assert found.slot is not None
-        self.program.inputs[value.name] = found.slot
-        self.program.shapes[found.slot], self.program.tensors[found.slot] = x, value.name
-        return found
+        slot = self.program.inputs[value.name] = self._name("i")
+        self.program.shapes[slot], self.program.tensors[slot] = x, value.name
+        return Value(x, slot)
 
     def _name(self, letter: str) -> str:
         self.count += 1
@@ -346,20 +358,6 @@ class _Loader:
         inner = {**scope, **{i.name: Value(tensor_of(i, f"initializer '{i.name}'")) for i in graph.initializer}}
         self._walk(graph.node, inner, opsets, owner)
         return [inner[o.name] for o in graph.output]
-
-    def _drop_unused(self) -> None:
-        """Steps whose results nothing reads: the graph may hold dead nodes, and folding leaves some behind."""
-        needed = set(self.program.outputs.values())
-        kept: list[Step] = []
-        for step in reversed(self.program.steps):
-            if needed & set(step.outputs):
-                needed |= {s for s in step.inputs if s}
-                kept.append(step)
-        self.program.steps = kept[::-1]
-        self.program.fused = [step.run for step in self.program.steps if isinstance(step.run, FusedNode)]
-        self.program.constants = {s: t for s, t in self.program.constants.items() if s in needed}
-        made = {s for step in kept for s in step.outputs} | set(self.program.inputs.values())
-        self.program.shapes = {s: t for s, t in self.program.shapes.items() if s in made}
 
 
 def _standard_body(op_type: str, opset: int) -> onnx.FunctionProto | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +17,13 @@ _POSITIONS = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners",
               "tf_crop_and_resize")  # fmt: skip
 
 
-class _Axis:
+class _Axis(NamedTuple):
     """How one axis is resized. `scale` is output over input size as the node gives it."""
 
-    def __init__(self, size: int, out: int, scale: float, roi: tuple[float, float]) -> None:
-        self.size, self.out, self.scale, self.roi = size, out, scale, roi
+    size: int
+    out: int
+    scale: float
+    roi: tuple[float, float]
 
     def positions(self, kind: str) -> np.ndarray:
         """Where in the input each output element lies, as the ONNX specification defines it."""
@@ -42,14 +46,12 @@ class _Axis:
         return x
 
 
-def _nearest(x: np.ndarray, mode: str, size: int) -> np.ndarray:
-    if mode == "round_prefer_floor":
-        i = np.ceil(x - 0.5)
-    elif mode == "round_prefer_ceil":
-        i = np.floor(x + 0.5)
-    else:
-        i = np.floor(x) if mode == "floor" else np.ceil(x)
-    return np.clip(i, 0, size - 1).astype(np.int64)
+_ROUNDED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
 
 
 def _kernel(distance: np.ndarray, mode: str, a: float) -> np.ndarray:
@@ -118,20 +120,17 @@ def resize(node: Node) -> Run:
     if quick is not None:
         return quick
     extrapolated = node.attr("extrapolation_value", 0.0)
-    beyond = False
+    seen = np.ones([1] * len(axes), dtype=bool)  # what a crop takes from inside of the image
     for a in changed:
-        x = axes[a].positions(kind)
+        x, last = axes[a].positions(kind), axes[a].size - 1
+        seen = seen & ((x >= 0) & (x <= last)).reshape([-1 if i == a else 1 for i in range(len(axes))])
         if mode == "nearest":
-            node.constant(torch.from_numpy(_nearest(x, rounding, axes[a].size)))
+            node.constant(torch.from_numpy(np.clip(_ROUNDED[rounding](x), 0, last).astype(np.int64)))
         else:
             matrix = _matrix(x, axes[a], mode, node.attr("cubic_coeff_a", -0.75), antialias, outside)
             node.constant(torch.from_numpy(matrix).to(node.tensor(0).dtype))
-        beyond |= kind == "tf_crop_and_resize" and bool(((x < 0) | (x > axes[a].size - 1)).any())
+    beyond = kind == "tf_crop_and_resize" and not seen.all()
     if beyond:
-        seen = np.ones([1] * len(axes), dtype=bool)
-        for a in changed:
-            x = axes[a].positions(kind)
-            seen = seen & ((x >= 0) & (x <= axes[a].size - 1)).reshape([-1 if i == a else 1 for i in range(len(axes))])
         node.constant(torch.from_numpy(seen))
 
     def run(x: Tensor, *tables: Tensor) -> Tensor:

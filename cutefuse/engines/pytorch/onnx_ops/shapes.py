@@ -37,17 +37,13 @@ def constant(node: Node) -> Tensor:
     raise node.refuse("it holds no dense tensor of numbers; repair the model")
 
 
-def _limited(node: Node, shape: list[int]) -> list[int]:
-    if elements(shape) > _MAX_KNOWN_ELEMENTS or any(d < 0 for d in shape):
-        raise node.refuse(f"its shape {shape} is negative or beyond {_MAX_KNOWN_ELEMENTS} elements; repair the model")
-    return shape
-
-
 @operator("ConstantOfShape")
 def constant_of_shape(node: Node) -> Tensor:
-    value = node.attr("value", None)
+    shape, value = node.ints(0), node.attr("value", None)
+    if elements(shape) > _MAX_KNOWN_ELEMENTS or any(d < 0 for d in shape):
+        raise node.refuse(f"its shape {shape} is negative or beyond {_MAX_KNOWN_ELEMENTS} elements; repair the model")
     fill = torch.zeros(1) if value is None else tensor_of(value, f"ConstantOfShape '{node.name}'")
-    return fill.reshape(()).expand(_limited(node, node.ints(0))).clone()
+    return fill.reshape(()).expand(shape).clone()
 
 
 @operator("Shape")
@@ -193,18 +189,18 @@ def pad(node: Node) -> Run:
         return lambda x: F.pad(x, plain, value=value)
     if mode not in ("reflect", "edge", "wrap"):
         raise node.refuse(f"mode {mode} is unknown; use constant, reflect, edge or wrap")
-    orders: list[tuple[int, int]] = []  # (axis, position of its order among the constants)
+    changed: list[int] = []  # axes, whose orders are the constants
     for axis, size in enumerate(node.shape(0)):
         begin, end = pads[axis], pads[axis + rank]
         if begin or end:
             inside = np.arange(max(0, -begin), size - max(0, -end))
             order = np.pad(inside, (max(0, begin), max(0, end)), mode=mode)  # numpy has the same names
-            orders.append((axis, len(orders)))
+            changed.append(axis)
             node.constant(torch.from_numpy(order))
 
-    def run(x: Tensor, *order: Tensor) -> Tensor:
-        for axis, position in orders:
-            x = x.index_select(axis, order[position])
+    def run(x: Tensor, *orders: Tensor) -> Tensor:
+        for axis, order in zip(changed, orders, strict=True):
+            x = x.index_select(axis, order)
         return x
 
     return run
