@@ -213,18 +213,13 @@ def _of_other_sizes(
     sizes = {n: np.shape(v) for n, v in feeds.items()} | dict(zip(made, map(np.shape, inner(made)), strict=True))
     found = {}
     for p in probes:
-        compared = {
-            t: _but_channels(size) if p.wider else size for t, size in sizes.items() if t in (p.tensor, *p.alike)
-        }
+        known = {t: size for t, size in sizes.items() if t in (p.tensor, *p.alike)}
+        compared = {t: (*size[:1], *size[2:]) if p.wider else size for t, size in known.items()}
         other = next((t for t in p.alike if t in compared and compared[t] != compared.get(p.tensor, compared[t])), None)
         if other is not None:
             own, its = ("x".join(map(str, sizes[t])) for t in (p.tensor, other))
             found[p.tensor] = f"'{other}' is {its} and '{p.tensor}' {own}, which the fused node takes for equal"
     return found
-
-
-def _but_channels(size: tuple[int, ...]) -> tuple[int, ...]:
-    return (*size[:1], *size[2:])
 
 
 def _run_converted(runner: Runner, feeds: Mapping[str, np.ndarray]) -> list[Any]:

@@ -60,7 +60,7 @@ def chains_after(
     possibly empty. Where it has a residual, also the chain without it. `shape` tells the tensor's; without it no
     residual is looked for."""
     steps: list[Affine] = []
-    while len(steps) < most and (step := affine_after(graph, tensor, channels)):
+    while len(steps) < most and (step := affine_of(graph, graph.only_user(tensor), tensor, channels)):
         steps.append(step)
         tensor = step.output
     nodes = tuple(s.node for s in steps)
@@ -107,11 +107,6 @@ def residual_after(graph: Graph, tensor: str, shape: Callable[[], Shape] | None)
     return (node, other) if same else None
 
 
-def affine_after(graph: Graph, tensor: str, channels: int) -> Affine | None:
-    """The BatchNormalization, Mul, Div, Add or Sub with constants that is the only reader of the tensor."""
-    return affine_of(graph, graph.only_user(tensor), tensor, channels)
-
-
 def affine_before(graph: Graph, tensor: str, channels: int) -> tuple[Affine, str] | None:
     """The affine step that makes the tensor, and what it reads; None where anything else makes it."""
     node = graph.producer(tensor)
@@ -143,7 +138,8 @@ def composed(steps: Sequence[Affine]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def affine_of(graph: Graph, node: NodeProto | None, tensor: str, channels: int) -> Affine | None:
-    """The affine step that a node makes of the tensor; None for one that is no such step."""
+    """The affine step that a node makes of the tensor, as a BatchNormalization, or as a Mul, Div, Add or Sub with a
+    constant; None for one that is no such step."""
     if graph.is_op(node, "BatchNormalization"):
         return _batch_norm(graph, node, tensor, channels)
     if graph.is_op(node, "Mul", "Div", "Add", "Sub") and list(node.input).count(tensor) == 1:

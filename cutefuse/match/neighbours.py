@@ -38,13 +38,7 @@ def has_neighbour(graph: Graph, conv: NodeProto) -> bool:
     return views.see_through(graph, Operand(tensor, Source(dims, dims[1]))).source.is_view
 
 
-def reads_concat(graph: Graph, conv: NodeProto) -> bool:
-    """Whether a Concat feeds a convolution of any kind."""
-    return find_concat(graph, conv, 0) is not None
-
-
 def transposed(graph: Graph, node: NodeProto, reason: str) -> Refusal | None:
     """The refusal of a ConvTranspose with such a neighbour, or with a Concat in front, for a reason."""
-    if not has_neighbour(graph, node) and not behind_concat(graph, node.input[0]) and not reads_concat(graph, node):
-        return None
-    return Refusal(f"this is a ConvTranspose: {reason}", (node,))
+    near = has_neighbour(graph, node) or behind_concat(graph, node.input[0]) or find_concat(graph, node, 0) is not None
+    return Refusal(f"this is a ConvTranspose: {reason}", (node,)) if near else None

@@ -43,10 +43,7 @@ def _contested(site: Site, claimed: Mapping[int, Site]) -> tuple[Site, NodeProto
 def _spared(graph: Graph, rival: Site, site: Site) -> Match | None:
     """The rival's largest match that claims none of the site's nodes."""
     wanted = {id(n) for n in site.chosen.nodes}
-    smaller = rival.chosen.otherwise
-    while smaller is not None and wanted & _goes(graph, smaller):
-        smaller = smaller.otherwise
-    return smaller
+    return next((m for m in rival.chosen.chain[1:] if not wanted & _goes(graph, m)), None)
 
 
 def _claim(graph: Graph, site: Site, claimed: dict[int, Site], instead: Match | None = None) -> None:

@@ -84,16 +84,13 @@ def _terms(graph: Graph, node: NodeProto) -> tuple[list[str], list[NodeProto]]:
     while pending:
         name = pending.pop(0)
         inner = graph.producer(name)
-        if graph.is_op(inner, "Add", "Sum") and graph.only_user(name) is not None and not _is_affine(graph, inner):
+        opens = graph.is_op(inner, "Add", "Sum") and graph.only_user(name) is not None
+        if opens and inner is not None and not any(graph.is_constant(t) for t in inner.input if t):
             nodes.append(inner)
             pending = [*inner.input, *pending]
         else:
             terms.append(name)
     return terms, nodes
-
-
-def _is_affine(graph: Graph, node: NodeProto) -> bool:
-    return any(graph.is_constant(name) for name in node.input if name)
 
 
 def _branch(graph: Graph, tensor: str) -> _Branch:
@@ -145,7 +142,8 @@ def _joined(
         bias += b
     if not conv_facts.keeps_precision(weight, dtype) or not np.isfinite(bias.astype(np.float32)).all():
         return None
-    chief = next(b.conv for b, f in zip(branches, facts, strict=True) if b.conv and f is max(known, key=_taps))
+    largest = max(known, key=lambda f: math.prod(f.weight_dims[2:]))
+    chief = next(b.conv for b, f in zip(branches, facts, strict=True) if b.conv and f is largest)
     stored = [
         numpy_helper.from_array(v.astype(np.dtype(dtype)), names.of_tensor(f"{label(chief)}.{part}"))
         for part, v in (("weight", weight), ("bias", bias))
@@ -155,10 +153,6 @@ def _joined(
     attrs = geometry.attrs() | ({"group": K} if depthwise else {})
     node.attribute.extend(helper.make_attribute(name, value) for name, value in attrs.items())
     return node, stored
-
-
-def _taps(facts: conv_facts.Facts) -> int:
-    return facts.weight_dims[2] * facts.weight_dims[3]
 
 
 def _filter(graph: Graph, facts: conv_facts.Facts) -> tuple[np.ndarray, np.ndarray]:

@@ -96,15 +96,11 @@ class TorchCompile(Engine):
             # Triton stores where it belongs what it computes in a pass, if only a bias.
             return 0.0 if maker.op_type in ("Conv", *ELEMENTWISE) else super().node_us(wiring, node)
         us = super().node_us(wiring, node)
-        if node.op_type in _MEANS and self._is_passed(wiring, node.input[0]):
+        maker = wiring.maker(node.input[0]) if node.op_type in _MEANS else None
+        if maker is not None and maker.op_type in ELEMENTWISE:  # summed up in the pass over memory that computes it
             us -= wiring.device.pass_us(wiring.size_of(node.input[0]))
         slow = us and node.op_type in ENLARGED and is_between(node) and self.in_pixels(wiring, node)
         return us + _for_bytes(wiring.device, _BETWEEN_US, wiring.size_of(node.output[0])) if slow else us
-
-    def _is_passed(self, wiring: Wiring, tensor: str) -> bool:
-        """Whether Triton computes a tensor in a pass over memory, and what is summed up of it in the same kernel."""
-        maker = wiring.maker(tensor)
-        return maker is not None and maker.op_type in ELEMENTWISE
 
     def _concat_us(self, wiring: Wiring, concat: NodeProto) -> float:
         """What it computes of its inputs needs no pass of its own."""

@@ -84,7 +84,7 @@ def fuse(
     )  # fmt: skip
     sites = _sites(skeleton.model, options)
     for site in sites:
-        if site.status == FUSED and site.match and (kind := site.match.call.dtype) not in TYPES:
+        if site.status == FUSED and (kind := site.chosen.call.dtype) not in TYPES:
             site.refuse(
                 "refused", f"it computes in {kind}; fuse takes {' and '.join(TYPES)}, call half() or bfloat16()"
             )
@@ -92,8 +92,9 @@ def fuse(
     joined: dict[Joined, fx.Node] = {}
     with torch.no_grad():
         for site in sites:
-            if site.status == FUSED and site.match is not None:
-                taken[site.name] = _title(site)
+            if site.status == FUSED:
+                call = site.sized_call or site.chosen.call
+                taken[site.name] = f"{call.op_type} {site.op.title(call)}"
                 _apply(module, skeleton, site, device, joined)
             elif site.status != MERGED:
                 left[site.name] = site.reason
@@ -129,19 +130,11 @@ def _sites(model: onnx.ModelProto, options: Options) -> list[Site]:
         return patch(source, source.with_name("fused.onnx"), options).sites
 
 
-def _title(site: Site) -> str:
-    assert site.match is not None
-    call = site.sized_call or site.match.call
-    return f"{call.op_type} {site.op.title(call)}"
-
-
 def _apply(
     module: fx.GraphModule, skeleton: Skeleton, site: Site, device: torch.device, joined: dict[Joined, fx.Node]
 ) -> None:
     """Put one site's kernel in front of everything that reads its results; `joined` are operands that sites share."""
-    match = site.match
-    assert match is not None
-    graph = module.graph
+    match, graph = site.chosen, module.graph
     constants = {i.suffix: i for i in match.inputs if isinstance(i, Constant)}
     packed, bias = (_tensor(constants[k], device) for k in ("packed_weight", "bias"))
     path = f"fused_{sum(isinstance(m, PackedConv) for m in module.children())}"

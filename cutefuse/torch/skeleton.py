@@ -21,9 +21,6 @@ from cutefuse.match.conv.read import GROUPS
 
 OPSET, IR_VERSION = 20, 10
 FOREIGN = "torch"
-_PLAIN = {"aten.relu.default": "Relu", "aten.sigmoid.default": "Sigmoid", "aten.tanh.default": "Tanh",
-          "aten.hardswish.default": "HardSwish", "aten.clone.default": "Identity",
-          "aten.contiguous.default": "Identity", "aten.alias.default": "Identity"}  # fmt: skip
 _BINARY = {"aten.add.Tensor": "Add", "aten.mul.Tensor": "Mul", "aten.sub.Tensor": "Sub", "aten.div.Tensor": "Div"}
 
 
@@ -219,9 +216,15 @@ def _cat(s: Skeleton, node: fx.Node, value: Any) -> bool:
     return True
 
 
-def _plain(s: Skeleton, node: fx.Node, value: Any) -> bool:
-    s._add(node, _PLAIN[str(node.target)], [s._name(node.all_input_nodes[0])])
-    return True
+def _unary(op_type: str, attribute: str = "", argument: str = "", kind: type = str) -> Rule:
+    """A function of one tensor, and of one of the node's arguments where ONNX has it as an attribute."""
+
+    def rule(s: Skeleton, node: fx.Node, value: Any) -> bool:
+        attrs = {attribute: kind(_arguments(node)[argument])} if attribute else {}
+        s._add(node, op_type, [s._name(node.all_input_nodes[0])], **attrs)
+        return True
+
+    return rule
 
 
 def _binary(s: Skeleton, node: fx.Node, value: Any) -> bool:
@@ -236,16 +239,6 @@ def _silu(s: Skeleton, node: fx.Node, value: Any) -> bool:
     x = s._name(node.all_input_nodes[0])
     gate = s._add(node, "Sigmoid", [x], suffix=".gate")
     s._add(node, "Mul", [x, gate])
-    return True
-
-
-def _gelu(s: Skeleton, node: fx.Node, value: Any) -> bool:
-    s._add(node, "Gelu", [s._name(node.all_input_nodes[0])], approximate=str(_arguments(node)["approximate"]))
-    return True
-
-
-def _leaky_relu(s: Skeleton, node: fx.Node, value: Any) -> bool:
-    s._add(node, "LeakyRelu", [s._name(node.all_input_nodes[0])], alpha=float(_arguments(node)["negative_slope"]))
     return True
 
 
@@ -304,11 +297,15 @@ _RULES: dict[str, Rule] = {
     "aten.conv2d.default": _conv, "aten.convolution.default": _conv,
     "aten.conv_transpose2d.input": _conv,
     "aten.batch_norm.default": _batch_norm, "aten._native_batch_norm_legit_no_training.default": _batch_norm,
-    "aten.cat.default": _cat, "aten.silu.default": _silu, "aten.gelu.default": _gelu,
-    "aten.leaky_relu.default": _leaky_relu,
+    "aten.cat.default": _cat, "aten.silu.default": _silu,
+    "aten.gelu.default": _unary("Gelu", "approximate", "approximate"),
+    "aten.leaky_relu.default": _unary("LeakyRelu", "alpha", "negative_slope", float),
+    "aten.relu.default": _unary("Relu"), "aten.sigmoid.default": _unary("Sigmoid"),
+    "aten.tanh.default": _unary("Tanh"), "aten.hardswish.default": _unary("HardSwish"),
+    **dict.fromkeys(("aten.clone.default", "aten.contiguous.default", "aten.alias.default"), _unary("Identity")),
     "aten.hardtanh.default": _clip, "aten.clamp.default": _clip, "aten.relu6.default": _clip,
     "aten.upsample_nearest2d.vec": _nearest, "aten.upsample_nearest2d.default": _nearest,
     "aten._upsample_nearest_exact2d.vec": _nearest, "aten._upsample_nearest_exact2d.default": _nearest,
     "aten.slice.Tensor": _slice, "aten.split.Tensor": _split, "aten.split_with_sizes.default": _split,
-    **dict.fromkeys(_PLAIN, _plain), **dict.fromkeys(_BINARY, _binary),
+    **dict.fromkeys(_BINARY, _binary),
 }  # fmt: skip

@@ -48,7 +48,7 @@ def _match_alike(graph: Graph, node: NodeProto, wanted: ConvSites) -> Match | Re
     """The site of a Conv whose filters are channels of the pixel that they compute."""
     before = pre_activation(graph, node)
     own = _pre_activated(graph, node, before, wanted.layout) if before else ""
-    found = _with_pools(graph, node, wanted, _with_steps(graph, node, wanted, _match_plain(graph, node, wanted)))
+    found = _with_more(graph, node, wanted, _match_plain(graph, node, wanted))
     if isinstance(own, str):
         return noted(found, own) if own and isinstance(found, Match) else Refusal(own, (node,)) if own else found
     plain = _legal(found)
@@ -61,8 +61,7 @@ def _spread(graph: Graph, node: NodeProto, layout: int) -> Match | Refusal | Non
     """The site of a convolution whose outputs are spread over squares of pixels, with the Concat in front of it where
     that is legal; None of a Conv without DepthToSpace."""
     joined = find_concat(graph, node, most_sources())
-    fits = isinstance(joined, Front) and len(joined.sources) <= most_sources()
-    fronts = [*([joined] if isinstance(joined, Front) and fits else []), one_source(graph, node)]
+    fronts = [f for f in (joined, one_source(graph, node)) if isinstance(f, Front) and len(f.sources) <= most_sources()]
     answers = [_spread_over(graph, node, front, layout) for front in fronts]
     return next(filter(_legal, answers), answers[-1])
 
@@ -146,26 +145,19 @@ def _match_plain(graph: Graph, node: NodeProto, wanted: ConvSites) -> Match | Re
     return noted(legal, f"'{node.input[0]}' is read as it is: {reason}")
 
 
-def _with_pools(
+def _with_more(
     graph: Graph, node: NodeProto, wanted: ConvSites, plain: Match | Refusal | None
 ) -> Match | Refusal | None:
-    """The site of a Conv, first with the average pool or slices in front of it, or with a note why they stay."""
-    found = wider(graph, node)
-    if isinstance(found, str):
-        return noted(plain, found) if isinstance(plain, Match) else plain or Refusal(found, (node,))
-    for front, facts in reversed(found):
+    """The site of a Conv, first with the average pool or slices in front of it, or with a note why they stay, then with
+    the affine steps in front of it, in its filter."""
+    pooled = wider(graph, node)
+    more: list[tuple[Front, conv_facts.Facts | None]] = [] if isinstance(pooled, str) else [*pooled]
+    more += [(front, None) for front in behind_steps(graph, node, most_sources())]
+    for front, facts in reversed(more):
         if whole := _legal(_match(graph, node, front, wanted, facts)):
             plain = _before(whole, _legal(plain))
-    return plain
-
-
-def _with_steps(
-    graph: Graph, node: NodeProto, wanted: ConvSites, plain: Match | Refusal | None
-) -> Match | Refusal | None:
-    """The site of a Conv, first with the affine steps in front of it in its filter."""
-    for front in reversed(behind_steps(graph, node, most_sources())):
-        if whole := _legal(_match(graph, node, front, wanted)):
-            plain = _before(whole, _legal(plain))
+    if isinstance(pooled, str):
+        return noted(plain, pooled) if isinstance(plain, Match) else plain or Refusal(pooled, (node,))
     return plain
 
 
@@ -200,8 +192,9 @@ def _match(
     if refusal := broken(graph, node, (node, *site.nodes)):
         return refusal if site.concats or has_neighbour(graph, node) else None
     facts = facts or conv_facts.read(graph, node, site)
-    if isinstance(facts, conv_facts.Facts) and facts.depthwise:
-        facts = _depthwise(facts, (node, *site.nodes))
+    if isinstance(facts, conv_facts.Facts) and facts.depthwise and facts.dtype == "float32":
+        types = "depthwise ones can be fused in float16 and bfloat16, convert the model"
+        facts = Refusal(f"the filter is float32; {types}", (node, *site.nodes))
     if isinstance(facts, Refusal):
         return facts if site.concats or has_neighbour(graph, node) else None
     plain = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
@@ -248,12 +241,6 @@ def _match(
         found = replace(bigger, otherwise=found)
     why = next((reason for reason in answers if isinstance(reason, str)), "")
     return noted(found, why) if why else found
-
-
-def _depthwise(facts: conv_facts.Facts, nodes: tuple[NodeProto, ...]) -> conv_facts.Facts | Refusal:
-    """The facts of a depthwise convolution that the kernels can run, else why they cannot."""
-    types = "depthwise ones can be fused in float16 and bfloat16, convert the model"
-    return Refusal(f"the filter is float32; {types}", nodes) if facts.dtype == "float32" else facts
 
 
 def _residuals(
