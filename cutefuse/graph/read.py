@@ -389,12 +389,10 @@ def run_node(node: NodeProto, opset: int, operands: Sequence[np.ndarray]) -> lis
 
     infos = [onnx.helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(node.input)]
     results = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output]
-    single = onnx.helper.make_model(
-        onnx.helper.make_graph([node], "one", infos, results),
-        opset_imports=[onnx.helper.make_opsetid("", opset)],
-    )
+    one = onnx.helper.make_graph([node], "one", infos, results)
     try:
-        values: Any = ReferenceEvaluator(single).run(None, dict(zip(node.input, operands, strict=True)))
+        given = dict(zip(node.input, operands, strict=True))
+        values: Any = ReferenceEvaluator(one, opsets={"": opset}).run(None, given)
         return [np.asarray(v) for v in values]
     except Exception:  # ill-typed operands, or an operator that the evaluator lacks
         return None

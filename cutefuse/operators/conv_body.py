@@ -19,7 +19,9 @@ def unpack(body: Body, w: str, count: int, xs: Sequence[str] = (), image: bool =
     block, whose size is that of the matrix, so that a body serves the compact packing and the common one.
     """
     channels = body.agreed("channels")
-    if channels is None and _has_pads(body):
+    # Some call may have a source that does not fill its blocks.
+    padded = not body.calls or any(c % CHANNEL_BLOCK for attrs in body.calls for c in attrs["channels"])
+    if channels is None and padded:
         parts = [
             _trimmed(body, p, i, count, xs, image) for i, p in enumerate(body.split(w, "packed_sizes", count, axis=1))
         ]
@@ -32,11 +34,6 @@ def unpack(body: Body, w: str, count: int, xs: Sequence[str] = (), image: bool =
 def unpack_depthwise(body: Body, w: str) -> str:
     """The depthwise filter [C, 1, R, S] from its packed matrix [R * S, C]."""
     return body.add("Reshape", body.add("Transpose", w, perm=[1, 0]), _shape(body, 0, 1))
-
-
-def _has_pads(body: Body) -> bool:
-    """Whether some call may have a source that does not fill its blocks."""
-    return not body.calls or any(c % CHANNEL_BLOCK for attrs in body.calls for c in attrs["channels"])
 
 
 def _is_pointwise(body: Body) -> bool:

@@ -12,7 +12,7 @@ from typing import ClassVar
 from onnx import NodeProto
 
 from cutefuse.select.times import Convolution, Device
-from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, MOVES, POOLS, Engine, Input, Wiring, is_between
+from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, MOVES, POOLS, Engine, Wiring, is_between
 
 _VECTOR = 8  # channels to which our pixels are padded
 _MEANS = ("GlobalAveragePool", "ReduceMean")  # of images, as squeeze and excitation takes them
@@ -38,17 +38,14 @@ _NORM_RATIOS = {False: 0.83, True: 0.74}
 
 @dataclass(frozen=True)
 class TorchCompile(Engine):
-    """torch.compile with cuDNN's convolutions. Triton computes bias and activation in one kernel after them."""
+    """torch.compile with cuDNN's convolutions. Triton computes bias and activation in one kernel after them, and joins
+    all inputs of a Concat in one, with the elementwise nodes before it."""
 
     family: ClassVar[str] = "PyTorch (torch.compile)"
     reads_ranges: ClassVar[bool] = False  # cuDNN wants channels dense
     fitted: ClassVar[bool] = True
     quantised: ClassVar[bool] = False
     joins: ClassVar[str] = "joins"
-
-    def inputs_of(self, wiring: Wiring, concat: NodeProto) -> list[Input]:
-        """Triton joins all in one kernel, with the elementwise nodes before it."""
-        return [Input(t, "Triton joins the inputs in a kernel") for t in concat.input]
 
     def absorbed(self, wiring: Wiring, tensor: str) -> bool:
         """Triton computes elementwise nodes and nearest enlargements in the kernels of the Concats that alone read

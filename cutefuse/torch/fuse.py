@@ -7,26 +7,22 @@ found by the same rules and priced against torch.compile. What is not taken stay
 from __future__ import annotations
 
 import operator
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 from torch import Tensor, fx, nn
 
 from cutefuse.errors import CutefuseError, first_line
 from cutefuse.graph.shapes import batch_of_one, open_inputs
-from cutefuse.graph.store import outside
 from cutefuse.match.answer import Constant, Joined
 from cutefuse.match.site import FUSED, MERGED, Site
 from cutefuse.operators.layouts import TORCH
+from cutefuse.rewrite.in_memory import patched
 from cutefuse.rewrite.options import Options
-from cutefuse.rewrite.patch import patch
 from cutefuse.torch.conv import PackedConv
 from cutefuse.torch.launch import sm_of
 from cutefuse.torch.norms import layer_norm, rms_norm
@@ -82,7 +78,7 @@ def fuse(
         engine=TORCH, sm=sm, functions=False, dry_run=True, all_sites=all_sites or unpriced, include=include,
         exclude=exclude, without=without, include_op=("concat_conv",),
     )  # fmt: skip
-    sites = _sites(skeleton.model, options)
+    sites = patched(skeleton.model, options, "torch")[0].sites
     for site in sites:
         if site.status == FUSED and (kind := site.chosen.call.dtype) not in TYPES:
             site.refuse(
@@ -120,14 +116,6 @@ def _exported(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] |
         raise CutefuseError(f"torch.export cannot take the model ({why}); fuse the parts that it takes") from error
     assert isinstance(module, fx.GraphModule)
     return module
-
-
-def _sites(model: onnx.ModelProto, options: Options) -> list[Site]:
-    """The sites as `cutefuse patch` judges them."""
-    with tempfile.TemporaryDirectory(prefix="cutefuse_") as folder:
-        source = Path(folder) / "model.onnx"
-        onnx.save_model(outside(model, source.parent), str(source))
-        return patch(source, source.with_name("fused.onnx"), options).sites
 
 
 def _apply(

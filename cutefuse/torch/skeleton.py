@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ class Skeleton:
             self._names[node] = node.name
             self.tensors[node.name] = node
             if node.op == "get_attr":
-                self._initializers[node.name] = _stored(node.name, _attribute(self._module, str(node.target)))
+                self._initializers[node.name] = _stored(node.name, attrgetter(str(node.target))(self._module))
         return self._names[node]
 
     def _info(self, name: str, value: Tensor) -> onnx.ValueInfoProto:
@@ -150,13 +151,6 @@ def title(node: fx.Node) -> str:
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]) if stack else ""
     return path or node.name
-
-
-def _attribute(module: Any, path: str) -> Tensor:
-    for part in path.split("."):
-        module = getattr(module, part)
-    assert isinstance(module, Tensor)
-    return module
 
 
 def _stored(name: str, value: Tensor) -> TensorProto:

@@ -205,7 +205,7 @@ def geometry_of(conv: NodeProto, kernel: tuple[int, int], size: Sequence[int]) -
     if auto_pad == "VALID":
         pads = (0, 0, 0, 0)
     elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        begins, ends = [], []
+        smaller, larger = [], []
         for i in range(2):
             extent = dilations[i] * (kernel[i] - 1) + 1
             if strides[i] == 1:
@@ -216,10 +216,9 @@ def geometry_of(conv: NodeProto, kernel: tuple[int, int], size: Sequence[int]) -
                 )
             else:
                 total = max((-(-size[i] // strides[i]) - 1) * strides[i] + extent - size[i], 0)
-            small, large = total // 2, total - total // 2
-            begins.append(small if auto_pad == "SAME_UPPER" else large)
-            ends.append(large if auto_pad == "SAME_UPPER" else small)
-        pads = (*begins, *ends)
+            smaller.append(total // 2)
+            larger.append(total - total // 2)
+        pads = (*smaller, *larger) if auto_pad == "SAME_UPPER" else (*larger, *smaller)
     elif auto_pad != "NOTSET":
         return f"auto_pad={auto_pad} is not one of NOTSET, VALID, SAME_UPPER, SAME_LOWER; repair the model"
     return Geometry(kernel, strides, (pads[0], pads[1], pads[2], pads[3]), dilations)
