@@ -148,9 +148,8 @@ class Body:
         computed = [v for v in (starts, ends, steps or "") if isinstance(v, str) and v]
         kind = "int64" if computed else "int32"
         limits = [v if isinstance(v, str) else self.constant(v, kind) for v in (starts, ends)]
-        return self.add(
-            "Slice", value, *limits, self.constant(axes, kind), steps or self.constant([1] * len(axes), kind)
-        )
+        limits += [self.constant(axes, kind), steps or self.constant([1] * len(axes), kind)]
+        return self.add("Slice", value, *limits)
 
     def finish(self, op_type: str, inputs: list[str], outputs: list[str], attrs: list[str]) -> FunctionProto:
         """The function, which declares the operator's attributes and those of the plugin look-up. `outputs` are

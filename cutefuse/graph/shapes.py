@@ -70,9 +70,8 @@ def believed(
     skeleton = _skeleton(model, stored, noted=False)
     for i, info in enumerate(skeleton.graph.input):
         for axis, dim in enumerate(info.type.tensor_type.shape.dim):
-            if not dim.dim_param and (
-                dim.dim_value < 0 or not dim.HasField("dim_value")
-            ):  # an axis without a name carries none through inference
+            # An axis without a name carries none through inference.
+            if not dim.dim_param and (dim.dim_value < 0 or not dim.HasField("dim_value")):
                 dim.dim_param = f"{_OPEN}{i}.{axis}"
     own = {d.dim_param for v in skeleton.graph.input for d in v.type.tensor_type.shape.dim if d.dim_param}
     for info in skeleton.graph.output:
@@ -193,9 +192,8 @@ def settle_types(model: ModelProto) -> None:
         known = onnx.shape_inference.infer_shapes(skeleton).graph.value_info
     except Exception:  # whoever writes the model checks it
         return
-    made = {v.name: v.type.tensor_type.elem_type for v in known} | {
-        t.name: t.data_type for t in model.graph.initializer
-    }
+    made = {v.name: v.type.tensor_type.elem_type for v in known}
+    made |= {t.name: t.data_type for t in model.graph.initializer}
     for info in model.graph.value_info:
         if made.get(info.name) and info.type.HasField("tensor_type"):
             info.type.tensor_type.elem_type = made[info.name]

@@ -75,17 +75,15 @@ def chains_after(
     if added := residual_after(graph, act.output, shape):
         add, other = added
         when = AFTER if act.suffix else BEFORE
-        stored = plain.stored or (act.output if when == AFTER else "")
         whole = replace(
-            plain, nodes=(*plain.nodes, add), output=add.output[0], residual=other, when=when, stored=stored
-        )
+            plain, nodes=(*plain.nodes, add), output=add.output[0], residual=other, when=when,
+            stored=plain.stored or (act.output if when == AFTER else ""),
+        )  # fmt: skip
         if when == BEFORE and (last := activation_after(graph, whole.output, False)):
             whole = replace(whole, suffix=last.suffix, params=last.params, nodes=(*whole.nodes, *last.nodes),
                             output=last.output, stored="" if last.suffix in JOINED else whole.output)  # fmt: skip
         elif when == BEFORE:
             whole = replace(whole, note=near_miss(graph, whole.output))
-        else:
-            whole = replace(whole, stored=plain.stored or act.output)
         return [whole, plain]
     note = plain.note or (other_sum(graph, act.output) if shape else "")
     return [plain if note == plain.note else replace(plain, note=note)]

@@ -22,9 +22,8 @@ def unpack(body: Body, w: str, count: int, xs: Sequence[str] = (), image: bool =
     # Some call may have a source that does not fill its blocks.
     padded = not body.calls or any(c % CHANNEL_BLOCK for attrs in body.calls for c in attrs["channels"])
     if channels is None and padded:
-        parts = [
-            _trimmed(body, p, i, count, xs, image) for i, p in enumerate(body.split(w, "packed_sizes", count, axis=1))
-        ]
+        packed = body.split(w, "packed_sizes", count, axis=1)
+        parts = [_trimmed(body, p, i, count, xs, image) for i, p in enumerate(packed)]
         filters = body.add("Concat", *parts, axis=1) if count > 1 else parts[0]
     else:
         filters = _without_pads(body, w if _is_pointwise(body) else _filters(body, w, image), channels or ())

@@ -133,10 +133,10 @@ def _joined(
         return None
     weight, bias = np.zeros((K, C, *geometry.kernel_shape)), np.zeros(K)
     for branch, own, g in zip(branches, facts, geometries, strict=True):
-        w, b = _filter(graph, own) if own else (itself[:, :, None, None], np.zeros(K))
+        w, b = (own.filters(graph), own.biases(graph)) if own else (itself[:, :, None, None], np.zeros(K))
         with np.errstate(all="ignore"):
             scale, shift = composed(branch.steps)
-            w, b = w * scale[:, None, None, None], b * scale + shift
+            w, b = w.astype(np.float64) * scale[:, None, None, None], b * scale + shift
         (top, left), (R, S) = (geometry.pads[i] - g.pads[i] for i in range(2)), g.kernel_shape
         weight[:, :, top : top + R, left : left + S] += w
         bias += b
@@ -153,13 +153,6 @@ def _joined(
     attrs = geometry.attrs() | ({"group": K} if depthwise else {})
     node.attribute.extend(helper.make_attribute(name, value) for name, value in attrs.items())
     return node, stored
-
-
-def _filter(graph: Graph, facts: conv_facts.Facts) -> tuple[np.ndarray, np.ndarray]:
-    weight, bias = (graph.constant(name) if name else None for name in (facts.weight, facts.bias))
-    assert weight is not None, "read() refuses what is no constant"
-    K = facts.weight_dims[0]
-    return weight.astype(np.float64), np.zeros(K) if bias is None else bias.astype(np.float64)
 
 
 def _covering(geometries: Sequence[Geometry]) -> Geometry | None:

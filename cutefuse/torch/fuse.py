@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from cutefuse.errors import CutefuseError, first_line
 from cutefuse.graph.shapes import batch_of_one, open_inputs
 from cutefuse.match.answer import Constant, Joined
-from cutefuse.match.site import FUSED, MERGED, Site
+from cutefuse.match.site import FUSED, MERGED, REFUSED, Site
 from cutefuse.operators.layouts import TORCH
 from cutefuse.rewrite.in_memory import patched
 from cutefuse.rewrite.options import Options
@@ -81,9 +81,8 @@ def fuse(
     sites = patched(skeleton.model, options, "torch")[0].sites
     for site in sites:
         if site.status == FUSED and (kind := site.chosen.call.dtype) not in TYPES:
-            site.refuse(
-                "refused", f"it computes in {kind}; fuse takes {' and '.join(TYPES)}, call half() or bfloat16()"
-            )
+            why = f"it computes in {kind}; fuse takes {' and '.join(TYPES)}, call half() or bfloat16()"
+            site.refuse(REFUSED, why)
     taken, left = dict[str, str](), dict[str, str]()
     joined: dict[Joined, fx.Node] = {}
     with torch.no_grad():

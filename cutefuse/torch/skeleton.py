@@ -6,7 +6,6 @@ nothing is fused with and whose output sizes are written down. The model is neve
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from typing import Any
@@ -22,6 +21,7 @@ from cutefuse.match.conv.read import GROUPS
 
 OPSET, IR_VERSION = 20, 10
 FOREIGN = "torch"
+_END = 1 << 62  # of a Slice that goes on to the last element
 _BINARY = {"aten.add.Tensor": "Add", "aten.mul.Tensor": "Mul", "aten.sub.Tensor": "Sub", "aten.div.Tensor": "Div"}
 
 
@@ -263,14 +263,12 @@ def _nearest(s: Skeleton, node: fx.Node, value: Any) -> bool:
 
 def _slice(s: Skeleton, node: fx.Node, value: Any) -> bool:
     a = _arguments(node)
-    start, end, step = a.get("start"), a.get("end"), a.get("step")
-    bounds = (0 if start is None else start, math.inf if end is None else end, 1 if step is None else step)
-    if any(isinstance(b, fx.Node) for b in bounds):
+    start, end, step = (d if a.get(k) is None else a[k] for k, d in (("start", 0), ("end", _END), ("step", 1)))
+    if any(isinstance(b, fx.Node) for b in (start, end, step)):
         return False
-    numbers = [min(int(b) if b != math.inf else 1 << 62, 1 << 62) for b in bounds]
     names = [
-        s._constant(node, k, np.array([v], np.int64))
-        for k, v in zip(("starts", "ends", "axes", "steps"), (*numbers[:2], a["dim"], numbers[2]), strict=True)
+        s._constant(node, k, np.array([min(int(v), _END)], np.int64))
+        for k, v in (("starts", start), ("ends", end), ("axes", a["dim"]), ("steps", step))
     ]
     s._add(node, "Slice", [s._name(a["input"] if "input" in a else a["self"]), *names])
     return True

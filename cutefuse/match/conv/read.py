@@ -12,6 +12,7 @@ from onnx import NodeProto
 
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute
 from cutefuse.kernels import Call
+from cutefuse.match.activation import ROUNDING
 from cutefuse.match.after import Affine, composed
 from cutefuse.match.answer import Constant, Refusal, Traffic
 from cutefuse.match.conv.front import Front, added
@@ -21,7 +22,6 @@ from cutefuse.operators.conv_math import Geometry, pack, pack_depthwise
 
 DTYPES = ("float32", "float16", "bfloat16")
 GROUPS = "only group=1 and one filter for each channel (depthwise) can be fused"
-EPSILONS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative
 LARGEST_FOLDED = 1e30  # a filter beyond it overflows float32 in sums that stayed finite before the fold
 IMPRECISE = "overflows or loses precision"
 
@@ -230,7 +230,7 @@ def keeps_precision(exact: np.ndarray, dtype: str, unit: np.ndarray | float = 1.
     with np.errstate(all="ignore"):
         error = np.abs(exact.astype(np.dtype(dtype)).astype(np.float64) - exact) / unit
         error, largest = (v.reshape(len(exact), -1).max(axis=1, initial=0.0) for v in (error, np.abs(exact) / unit))
-        allowed = 2 * EPSILONS.get(dtype, 2.0**-23)
+        allowed = 2 * ROUNDING.get(dtype, 2.0**-23)
         return bool(np.all((error <= allowed * largest) & (largest < LARGEST_FOLDED)))  # false for NaN
 
 
