@@ -153,8 +153,8 @@ def test_a_sum_that_no_site_takes_is_compared_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_sum_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = branches._filter
-    monkeypatch.setattr(branches, "_filter", lambda *a: tuple(1.1 * v for v in right(*a)))
+    right = branches.composed
+    monkeypatch.setattr(branches, "composed", lambda steps: tuple(1.1 * v for v in right(steps)))
     result, patched = run_patch(repvgg(), tmp_path, exclude_op=["concat_conv"])
     proof = result.report["verify"]
     assert patched is None and not proof["passed"] and proof["first_wrong_site"] == "Conv_0"

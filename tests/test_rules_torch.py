@@ -215,7 +215,7 @@ def test_triton_joins_all_inputs_in_a_kernel_that_computes_what_it_alone_reads()
     model = graph(body.replace("Relu(a)", "Resize<mode=\"linear\">(a, , two)"), values, inputs=inputs,
                          outputs=("y", "y2", "y3"))  # fmt: skip
     wires = wiring(find_sites(model, Path())[0].whole, TORCH)
-    assert verdicts(wires, "d") == ["Triton joins the inputs in a kernel"] * 2
+    assert verdicts(wires, "d") == ["all inputs are copied"] * 2
     assert TORCH.absorbed(wires, "u") and not TORCH.absorbed(wires, "v")  # nearest, linear
     assert not TORCH.absorbed(wires, "x") and not TORCH.absorbed(wires, "b")  # two readers, a network's input
     assert not TRT.absorbed(wiring(wires.graph, TRT), "u")

@@ -3,7 +3,8 @@ number, so that a batch of `N` images is no longer known to be the batch of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -73,15 +74,13 @@ def _sizes(
     node: NodeProto, opset: int, before: Sequence[int], value: Callable[[str], np.ndarray | None]
 ) -> list[int] | None:
     """What a Resize makes of the sizes before it, UNKNOWN where that is not plain to see; None where nothing is."""
-    given: Mapping[str, onnx.AttributeProto] = {a.name: a for a in node.attribute}
-    text = {n: helper.get_attribute_value(a) for n, a in given.items()}
+    text: dict[str, Any] = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     if text.get("coordinate_transformation_mode") == b"tf_crop_and_resize":
         return None
     at = 2 if node.op_type == "Resize" and opset >= 11 else 1
     scales = np.array(text["scales"]) if "scales" in text else _input(node, at, value)
-    wanted = (
-        _input(node, 3, value) if at == 2 and text.get("keep_aspect_ratio_policy", b"stretch") == b"stretch" else None
-    )
+    stretches = text.get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
+    wanted = _input(node, 3, value) if at == 2 and stretches else None
     for numbers in (scales, wanted):
         if numbers is None or numbers.ndim != 1 or not numbers.size:
             continue

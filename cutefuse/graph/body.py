@@ -7,7 +7,7 @@ body agree in is written as a number, and only attributes that the parser resolv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,9 +56,15 @@ class Body:
         self, count: int, op_type: str, *inputs: str, refs: dict[str, str] | None = None, **attrs: Any
     ) -> list[str]:
         """One node with `count` outputs; the same node asked for again is made once."""
-        node = by_reference(
-            helper.make_node(op_type, list(inputs), [], **attrs), self.opset, self.agreed, **(refs or {})
-        )
+        node = helper.make_node(op_type, list(inputs), [], **attrs)
+        schema = onnx.defs.get_schema(op_type, self.opset, "")
+        for name, source in (refs or {}).items():
+            kind: Any = schema.attributes[name].type  # an enumeration whose stub lacks its value
+            if (values := self.agreed(source)) is None:
+                node.attribute.append(onnx.AttributeProto(name=name, ref_attr_name=source, type=kind.value))
+            else:
+                several = kind.value in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS)
+                node.attribute.append(helper.make_attribute(name, values if several else values[0]))
         outputs = [f"{FORMAL}t{len(self.nodes)}_{i}" for i in range(count)]
         known = self._made.setdefault(node.SerializeToString(deterministic=True), outputs)
         if known is outputs:
@@ -142,12 +148,12 @@ class Body:
         computed = [v for v in (starts, ends, steps or "") if isinstance(v, str) and v]
         kind = "int64" if computed else "int32"
         limits = [v if isinstance(v, str) else self.constant(v, kind) for v in (starts, ends)]
-        return self.add(
-            "Slice", value, *limits, self.constant(axes, kind), steps or self.constant([1] * len(axes), kind)
-        )
+        limits += [self.constant(axes, kind), steps or self.constant([1] * len(axes), kind)]
+        return self.add("Slice", value, *limits)
 
     def finish(self, op_type: str, inputs: list[str], outputs: list[str], attrs: list[str]) -> FunctionProto:
-        """The function. `outputs` are distinct values that nodes of this body make; they become the formal outputs."""
+        """The function, which declares the operator's attributes and those of the plugin look-up. `outputs` are
+        distinct values that nodes of this body make; they become the formal outputs."""
         formals = [self.formal(f"y{i}") for i in range(len(outputs))]
         renamed = dict(zip(outputs, formals, strict=True))
         for node in self.nodes:
@@ -155,38 +161,10 @@ class Body:
                 names[:] = [renamed.get(n, n) for n in names]
             if node.op_type in QUANTISERS:
                 node.name = f"{op_type}_{node.output[0].removeprefix(FORMAL)}"
-        return function_proto(op_type, inputs, formals, self.nodes, self.opset, attrs)
-
-
-def function_proto(
-    op_type: str, inputs: Sequence[str], outputs: Sequence[str], nodes: Sequence[NodeProto], opset: int,
-    attrs: Sequence[str],
-) -> FunctionProto:  # fmt: skip
-    """A local function of our domain that declares the operator's attributes and those of the plugin look-up.
-
-    `tile` has a default, since models from before it lack it; ONNX's reference evaluator wants the others on every
-    call.
-    """
-    declared = [*attrs, "plugin_version", "plugin_namespace"]
-    return helper.make_function(
-        DOMAIN, op_type, inputs, outputs, nodes, [helper.make_opsetid("", opset)], attributes=declared,
-        attribute_protos=[helper.make_attribute(TILE, 0)],
-    )  # fmt: skip
-
-
-def by_reference(
-    node: NodeProto, opset: int, agreed: Callable[[str], list[Any] | None], **refs: str
-) -> NodeProto:  # fmt: skip
-    """Add attributes to a body's node that take the call's values, as by_reference(conv, 17, agreed, pads="pads").
-
-    They are written as numbers where `agreed` knows the values that every call has.
-    """
-    schema = onnx.defs.get_schema(node.op_type, opset, "")
-    for name, source in refs.items():
-        kind: Any = schema.attributes[name].type  # an enumeration whose stub lacks its value
-        if (values := agreed(source)) is None:
-            node.attribute.append(onnx.AttributeProto(name=name, ref_attr_name=source, type=kind.value))
-        else:
-            several = kind.value in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS)
-            node.attribute.append(helper.make_attribute(name, values if several else values[0]))
-    return node
+        # A tile has a default, since models from before it lack it; ONNX's reference evaluator wants all others on
+        # every call.
+        return helper.make_function(
+            DOMAIN, op_type, inputs, formals, self.nodes, [helper.make_opsetid("", self.opset)],
+            attributes=[*attrs, "plugin_version", "plugin_namespace"],
+            attribute_protos=[helper.make_attribute(TILE, 0)],
+        )  # fmt: skip

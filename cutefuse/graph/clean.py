@@ -49,7 +49,7 @@ class Cleaned:
         """The model's nodes for these of the copy, and the no-ops through which they read."""
         found: dict[int, NodeProto] = {}
         for node in nodes:
-            own = self._original(node)
+            own = next((n for o in node.output if o and (n := self.whole.producer(o)) is not None), node)
             found.setdefault(id(own), own)
         pending = list(found.values())
         while pending:
@@ -64,9 +64,6 @@ class Cleaned:
         """The copy as it is on inputs of these sizes."""
         stored = self.graph.initializers
         return Graph(self.graph.model, self.graph.folder, inferred(self.graph.model, stored, sizes), stored)
-
-    def _original(self, node: NodeProto) -> NodeProto:
-        return next((n for o in node.output if o and (n := self.whole.producer(o)) is not None), node)
 
 
 def unchanged(graph: Graph) -> Cleaned:
@@ -159,7 +156,8 @@ def has_no_effect(graph: Graph, node: NodeProto) -> bool:
         return dtype is not None and attribute(node, "to") == ELEM_TYPES[dtype]
     if node.op_type == "Slice":
         return _takes_all(graph, node)
-    return node.op_type == "Identity" or _pads_nothing(graph, node)
+    pads = graph.numbers(node, 1, "pads" if graph.opset > 1 else "paddings", 11)
+    return node.op_type == "Identity" or (bool(pads) and not any(pads or ()))
 
 
 def _takes_all(graph: Graph, node: NodeProto) -> bool:
@@ -175,11 +173,6 @@ def _takes_all(graph: Graph, node: NodeProto) -> bool:
         if size >= 0 and range(size)[start:end:step] != range(size):
             return False
     return True
-
-
-def _pads_nothing(graph: Graph, node: NodeProto) -> bool:
-    pads = graph.numbers(node, 1, "pads" if graph.opset > 1 else "paddings", 11)
-    return bool(pads) and not any(pads or ())
 
 
 def tidy(model: ModelProto, cleaned: Cleaned) -> None:

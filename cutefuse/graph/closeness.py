@@ -173,16 +173,13 @@ class Judge:
             if not np.isfinite(expected.astype(np.float64)).all():
                 self._wide[name] = self._exact(name)
             alike = [values[t] for t in self.probed[name] if t in values and values[t].shape == shape]
-            self._floors[name] = (1, np.max([_channel_maxima(v) for v in alike], axis=0)) if alike else None
+            maxima = [_by_channel(np.abs(v.astype(np.float64)), 1).max(axis=1, initial=0.0) for v in alike]
+            self._floors[name] = (1, np.max(maxima, axis=0)) if maxima else None
             gain = self._gains.get(name)
             if gain is not None and shape and gain.size == shape[-1]:
                 # A normalised row has a mean square of 1, and its channels the rounding errors of the row: also one
                 # that lies near the row's mean, and is small therefore.
                 self._floors[name] = len(shape) - 1, np.abs(gain.astype(np.float64)).reshape(-1)
-
-
-def _channel_maxima(a: np.ndarray) -> np.ndarray:
-    return _by_channel(np.abs(a.astype(np.float64)), 1).max(axis=1, initial=0.0)
 
 
 def _floats(a: np.ndarray, b: np.ndarray, tolerance: float, floor: Floor | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def in_float64(
     """
     try:
         known = {n: v for n, v in zip(inner, fetch(inner), strict=True) if np.isfinite(v).all()} if inner else {}
-        nodes, read = _on_the_way(model, tensor, set(inner) - known.keys(), known)
+        nodes, read = _on_the_way(model, tensor, set(inner) - known.keys())
         stored = {t.name: t for t in model.graph.initializer if t.name in read}
         known |= {n: onnx.numpy_helper.to_array(t, str(folder)) for n, t in stored.items()}
         known |= {n: feeds[n] for n in read if n in feeds and n not in known}
@@ -35,9 +35,7 @@ def in_float64(
         return None
 
 
-def _on_the_way(
-    model: onnx.ModelProto, tensor: str, inner: set[str], known: Mapping[str, np.ndarray]
-) -> tuple[list[onnx.NodeProto], list[str]]:
+def _on_the_way(model: onnx.ModelProto, tensor: str, inner: set[str]) -> tuple[list[onnx.NodeProto], list[str]]:
     """The nodes that make `tensor` and the tensors of `inner` which it needs, in graph order, and what they read."""
     maker = {o: i for i, n in enumerate(model.graph.node) for o in n.output if o}
     places: set[int] = set()

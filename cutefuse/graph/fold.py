@@ -72,17 +72,13 @@ def _ready(graph: Graph, known: Collection[str]) -> list[NodeProto]:
 
     nodes = []
     for node in graph.nodes:
-        if not graph.is_op(node, *PURE) or not all(small(i) for i in _operands(node) if i):
+        read = node.input[:1] if node.op_type == "CastLike" else node.input  # its second operand gives a type alone
+        if not graph.is_op(node, *PURE) or not all(small(i) for i in read if i):
             continue
         if all(bounded(o) for o in node.output):
             nodes.append(node)
             made.update(node.output)
     return nodes
-
-
-def _operands(node: NodeProto) -> Sequence[str]:
-    """The tensors whose values a node computes with; the second one of CastLike gives a type alone."""
-    return node.input[:1] if node.op_type == "CastLike" else node.input
 
 
 def _evaluated(

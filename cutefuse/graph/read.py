@@ -6,8 +6,9 @@ The protobuf stays the only container, so everything that is not rewritten survi
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -19,20 +20,13 @@ from cutefuse.errors import CutefuseError
 
 # As NumPy calls them, with the types of ml_dtypes, which onnx registers there.
 TYPE_NAMES: dict[int, str] = {
-    TensorProto.FLOAT: "float32",
-    TensorProto.FLOAT16: "float16",
-    TensorProto.BFLOAT16: "bfloat16",
-    TensorProto.DOUBLE: "float64",
-    TensorProto.INT8: "int8",
-    TensorProto.UINT8: "uint8",
-    TensorProto.INT32: "int32",
-    TensorProto.INT64: "int64",
-    TensorProto.BOOL: "bool",
-    TensorProto.FLOAT8E4M3FN: "float8_e4m3fn",
-    TensorProto.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
-    TensorProto.FLOAT8E5M2: "float8_e5m2",
-    TensorProto.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
-}
+    kind: helper.tensor_dtype_to_np_dtype(kind).name
+    for kind in (
+        TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.INT8,
+        TensorProto.UINT8, TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT8E4M3FN,
+        TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ,
+    )
+}  # fmt: skip
 ELEM_TYPES = {name: number for number, name in TYPE_NAMES.items()}
 
 # Operators that exporters put between an initializer and its use, those of normalised filters included; all are pure
@@ -175,25 +169,12 @@ class Graph:
             answers.clear()
 
     def _check_acyclic(self) -> None:
-        waiting: dict[int, int] = {}
-        readers: defaultdict[str, list[NodeProto]] = defaultdict(list)
-        for n in self.nodes:
-            parents = self._producers.keys() & reads_of(n)
-            waiting[id(n)] = len(parents)
-            for name in parents:
-                readers[name].append(n)
-        ready = deque(n for n in self.nodes if not waiting[id(n)])
-        done = 0
-        while ready:
-            done += 1
-            for name in filter(None, ready.popleft().output):
-                for n in readers[name]:
-                    waiting[id(n)] -= 1
-                    if not waiting[id(n)]:
-                        ready.append(n)
-        if done < len(self.nodes):
-            stuck = next(n for n in self.nodes if waiting[id(n)])
-            raise CutefuseError(f"the graph has a cycle through node '{label(stuck)}'; repair the model")
+        makers = {id(n): [id(p) for t in reads_of(n) if (p := self.producer(t)) is not None] for n in self.nodes}
+        try:
+            TopologicalSorter(makers).prepare()
+        except CycleError as error:
+            stuck = next(n for n in self.nodes if id(n) in error.args[1])
+            raise CutefuseError(f"the graph has a cycle through node '{label(stuck)}'; repair the model") from None
 
     def fault(self, node: NodeProto) -> str:
         """Why a node breaks its schema (arity, attribute names and types); "" when it does not, or has none here."""
@@ -408,24 +389,19 @@ def run_node(node: NodeProto, opset: int, operands: Sequence[np.ndarray]) -> lis
 
     infos = [onnx.helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(node.input)]
     results = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output]
-    single = onnx.helper.make_model(
-        onnx.helper.make_graph([node], "one", infos, results),
-        opset_imports=[onnx.helper.make_opsetid("", opset)],
-    )
+    one = onnx.helper.make_graph([node], "one", infos, results)
     try:
-        values: Any = ReferenceEvaluator(single).run(None, dict(zip(node.input, operands, strict=True)))
+        given = dict(zip(node.input, operands, strict=True))
+        values: Any = ReferenceEvaluator(one, opsets={"": opset}).run(None, given)
         return [np.asarray(v) for v in values]
     except Exception:  # ill-typed operands, or an operator that the evaluator lacks
         return None
 
 
-def _is_random(node: NodeProto) -> bool:
-    return node.op_type.startswith("Random") or node.op_type in ("Bernoulli", "Multinomial", "Dropout")
-
-
 def _is_pure(node: NodeProto) -> bool:
     """Whether a standard node gives the same for the same inputs, all of which it names."""
-    return node.domain in ("", "ai.onnx") and not _is_random(node) and not subgraphs(node)
+    random = node.op_type.startswith("Random") or node.op_type in ("Bernoulli", "Multinomial", "Dropout")
+    return node.domain in ("", "ai.onnx") and not random and not subgraphs(node)
 
 
 def _affordable(node: NodeProto, operands: Sequence[np.ndarray]) -> bool:

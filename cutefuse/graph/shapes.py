@@ -37,7 +37,7 @@ def inferred(
     a dynamic batch. `stored` are the initializers where the model itself holds none. `sizes` are those of inputs with
     dynamic axes; an axis name has one size everywhere.
     """
-    skeleton = _skeleton(model, {t.name: t for t in model.graph.initializer} if stored is None else stored)
+    skeleton = _skeleton(model, stored)
     if sizes:
         _set_sizes(skeleton.graph, sizes)
     known: dict[str, np.ndarray] = {}
@@ -67,13 +67,11 @@ def believed(
     outputs = list(model.graph.output)
     if not noted:
         return list(model.graph.value_info), outputs, ""
-    skeleton = _skeleton(model, stored)
-    del skeleton.graph.value_info[:]
+    skeleton = _skeleton(model, stored, noted=False)
     for i, info in enumerate(skeleton.graph.input):
         for axis, dim in enumerate(info.type.tensor_type.shape.dim):
-            if not dim.dim_param and (
-                dim.dim_value < 0 or not dim.HasField("dim_value")
-            ):  # an axis without a name carries none through inference
+            # An axis without a name carries none through inference.
+            if not dim.dim_param and (dim.dim_value < 0 or not dim.HasField("dim_value")):
                 dim.dim_param = f"{_OPEN}{i}.{axis}"
     own = {d.dim_param for v in skeleton.graph.input for d in v.type.tensor_type.shape.dim if d.dim_param}
     for info in skeleton.graph.output:
@@ -178,8 +176,7 @@ def _set_sizes(graph: onnx.GraphProto, sizes: Mapping[str, Sequence[int]]) -> No
 
 def fault(model: ModelProto) -> str:
     """What strict inference of types and shapes says against a model's nodes and outputs; empty where nothing."""
-    skeleton = _skeleton(model, {t.name: t for t in model.graph.initializer})
-    del skeleton.graph.value_info[:]  # what an exporter or a converter noted on the way, which no runtime heeds
+    skeleton = _skeleton(model, noted=False)  # an exporter's or a converter's notes no runtime heeds
     try:
         onnx.shape_inference.infer_shapes(skeleton, check_type=True, strict_mode=True)
     except Exception as error:  # onnx's kinds of errors share no public base class
@@ -190,21 +187,21 @@ def fault(model: ModelProto) -> str:
 def settle_types(model: ModelProto) -> None:
     """Let the types that a model notes on the way be those that its nodes make and its weights have; outputs stay as
     they are."""
-    skeleton = _skeleton(model, {t.name: t for t in model.graph.initializer})
-    del skeleton.graph.value_info[:]
+    skeleton = _skeleton(model, noted=False)
     try:
         known = onnx.shape_inference.infer_shapes(skeleton).graph.value_info
     except Exception:  # whoever writes the model checks it
         return
-    made = {v.name: v.type.tensor_type.elem_type for v in known} | {
-        t.name: t.data_type for t in model.graph.initializer
-    }
+    made = {v.name: v.type.tensor_type.elem_type for v in known}
+    made |= {t.name: t.data_type for t in model.graph.initializer}
     for info in model.graph.value_info:
         if made.get(info.name) and info.type.HasField("tensor_type"):
             info.type.tensor_type.elem_type = made[info.name]
 
 
-def _skeleton(model: ModelProto, stored: Mapping[str, TensorProto]) -> ModelProto:
+def _skeleton(model: ModelProto, stored: Mapping[str, TensorProto] | None = None, noted: bool = True) -> ModelProto:
+    """What inference works on. `stored`: as of `inferred`; `noted`: with what the model says of tensors on the way."""
+    stored = {t.name: t for t in model.graph.initializer} if stored is None else stored
     skeleton = ModelProto()
     skeleton.ir_version = max(model.ir_version, 4)  # from there on initializers need not be inputs
     skeleton.opset_import.extend(model.opset_import)
@@ -214,7 +211,7 @@ def _skeleton(model: ModelProto, stored: Mapping[str, TensorProto]) -> ModelProt
     graph.node.extend(_as_inferred(n) for n in model.graph.node)
     graph.output.extend(model.graph.output)
     # Inference takes a size without a number from here rather than from a stored tensor of that name.
-    graph.value_info.extend(v for v in model.graph.value_info if v.name not in stored)
+    graph.value_info.extend(v for v in model.graph.value_info if noted and v.name not in stored)
     graph.input.extend(model.graph.input)
     listed = {v.name for v in graph.input}
     for name, t in stored.items():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from cutefuse.errors import CutefuseError, VerificationError
+from cutefuse.errors import VerificationError
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.closeness import Judge, compare, passed, says_nothing
 from cutefuse.graph.exact import in_float64
@@ -34,7 +34,7 @@ def seeded_inputs(
 ) -> dict[str, np.ndarray]:
     """Random values for every graph input; an axis name has one size everywhere. Floats are normal times `scale`.
 
-    Raises VerificationError for an input that is no tensor or too large, CutefuseError when `shapes` contradicts it.
+    `shapes` passed `check_shapes`. Raises VerificationError for an input that is no tensor or too large.
     """
     rng = np.random.default_rng(seed)
     sizes: dict[str, int] = {}
@@ -47,15 +47,10 @@ def seeded_inputs(
         dims = []
         for axis, d in enumerate(kind.shape.dim):
             default = fill[0] if axis == 0 else fill[1] if len(kind.shape.dim) == 4 and axis >= 2 else fill[2]
-            size = d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None
-            dims.append(
-                size if size is not None else sizes.setdefault(d.dim_param, default) if d.dim_param else default
-            )
+            named = sizes.setdefault(d.dim_param, default) if d.dim_param else default
+            dims.append(d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else named)
         if info.name in shapes:
-            given = list(shapes[info.name])
-            if kind.HasField("shape") and len(given) != len(dims):
-                raise CutefuseError(f"--input-shape gives '{info.name}' {len(given)} axes, it has {len(dims)}")
-            dims = given
+            dims = list(shapes[info.name])
             sizes.update((d.dim_param, s) for d, s in zip(kind.shape.dim, dims, strict=False) if d.dim_param)
         if math.prod(dims) > MAX_ELEMENTS:
             raise VerificationError(f"input '{info.name}' has {math.prod(dims)} elements; give a smaller --input-shape")
@@ -160,7 +155,7 @@ def verify(
             if local is not None and passed(local):
                 report["end_to_end"] = [{"name": name, **r} for name, r in results.items()]
                 results = local
-        for tensor, why in _of_other_sizes(chosen, results, unfused, feeds, inner).items():
+        for tensor, why in _of_other_sizes(chosen, unfused, feeds, inner).items():
             results[tensor] = results[tensor] | {"passed": False, "why": why}
     report["outputs"] = [{"name": name, **results[name]} for name in outputs]
     report["sites"] = [{"name": s, **_worst(results, chosen, s)} for s in sites if s not in unprobed]
@@ -204,7 +199,7 @@ def _behind_fused(patched: onnx.ModelProto) -> set[str]:
 
 
 def _of_other_sizes(
-    probes: Sequence[Probe], results: Mapping[str, Any], unfused: onnx.ModelProto, feeds: Mapping[str, np.ndarray],
+    probes: Sequence[Probe], unfused: onnx.ModelProto, feeds: Mapping[str, np.ndarray],
     inner: Callable[[Sequence[str]], list[Any]],
 ) -> dict[str, str]:  # fmt: skip
     """Probed tensor -> which other one is not of its sizes, though the fused node takes it for that."""
@@ -213,18 +208,13 @@ def _of_other_sizes(
     sizes = {n: np.shape(v) for n, v in feeds.items()} | dict(zip(made, map(np.shape, inner(made)), strict=True))
     found = {}
     for p in probes:
-        compared = {
-            t: _but_channels(size) if p.wider else size for t, size in sizes.items() if t in (p.tensor, *p.alike)
-        }
+        known = {t: size for t, size in sizes.items() if t in (p.tensor, *p.alike)}
+        compared = {t: (*size[:1], *size[2:]) if p.wider else size for t, size in known.items()}
         other = next((t for t in p.alike if t in compared and compared[t] != compared.get(p.tensor, compared[t])), None)
         if other is not None:
             own, its = ("x".join(map(str, sizes[t])) for t in (p.tensor, other))
             found[p.tensor] = f"'{other}' is {its} and '{p.tensor}' {own}, which the fused node takes for equal"
     return found
-
-
-def _but_channels(size: tuple[int, ...]) -> tuple[int, ...]:
-    return (*size[:1], *size[2:])
 
 
 def _run_converted(runner: Runner, feeds: Mapping[str, np.ndarray]) -> list[Any]:

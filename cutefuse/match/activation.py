@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,10 +106,8 @@ def _single(graph: Graph, node: NodeProto, tensor: str, scaled: bool) -> Activat
         return Activation("Gelu", (node,), node.output[0], {})
     if cut := _cut(graph, node, tensor, scaled):
         return cut
-    if not graph.is_op(node, "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Swish", "PRelu"):
-        return None
-    output = node.output[0]
-    if node.op_type == "PRelu":
+    output = node.output[0] if node.output else ""
+    if graph.is_op(node, "PRelu"):
         slopes = graph.constant(node.input[1]) if node.input[0] == tensor else None
         alpha = float(slopes.flat[0]) if slopes is not None and slopes.size else math.nan
         shared = math.isfinite(alpha) and slopes is not None and bool((slopes == slopes.flat[0]).all())
@@ -213,19 +211,27 @@ def _gated(graph: Graph, tensor: str, first: NodeProto, product: NodeProto) -> A
     after, gate, last = _steps(graph, ends, graph.only_user(ends), outer)
     if last is not product or sorted(product.input) != sorted((tensor, gate)):
         return None
-    nodes, output = (*before, *middle, *after, product), product.output[0]
+    nodes = (*before, *middle, *after, product)
     if _is_silu(function, inner, outer):
-        return Activation("Silu", nodes, output, {})
-    if _is_hard_swish(function, bounds, inner, outer):
-        return Activation("HardSwish", nodes, output, {})
-    scale = graph.only_user(output)  # x * relu6(x + 3) / 6 is divided last
+        return Activation("Silu", nodes, product.output[0], {})
+    # x * relu6(x + 3) / 6 is divided last.
+    return _scaled_last(graph, "HardSwish", nodes, outer, lambda: _is_hard_swish(function, bounds, inner, outer))
+
+
+def _scaled_last(
+    graph: Graph, suffix: str, nodes: tuple[NodeProto, ...], outer: _Line, whole: Callable[[], bool]
+) -> Activation | None:
+    """The activation that ends with a product, the last of these nodes, or with one more scale behind it; `whole` says
+    whether it is one, as far as `outer` was read."""
+    output = nodes[-1].output[0]
+    if whole():
+        return Activation(suffix, nodes, output, {})
+    scale = graph.only_user(output)
     step = _scalar_step(graph, scale, output)
     if scale is None or step is None or step[1] != 0.0:
         return None
     outer.then(*step)
-    if _is_hard_swish(function, bounds, inner, outer):
-        return Activation("HardSwish", (*nodes, scale), scale.output[0], {})
-    return None
+    return Activation(suffix, (*nodes, scale), scale.output[0], {}) if whole() else None
 
 
 def _divided(graph: Graph, tensor: str, first: NodeProto, quotient: NodeProto) -> Activation | None:
@@ -271,15 +277,8 @@ def _gelu(graph: Graph, tensor: str, first: NodeProto, other: NodeProto) -> Acti
     if halved.shift != 0.0 or sorted(product.input) != sorted((x, gate)):
         return None
     outer.then(halved.scale, 0.0, halved.rounding)
-    nodes, output = (*before, erf, *after, *halves, product), product.output[0]
-    if _is_erf_gelu(inner, outer):
-        return Activation("Gelu", nodes, output, {})
-    scale = graph.only_user(output)
-    step = _scalar_step(graph, scale, output)
-    if scale is None or step is None or step[1] != 0.0:
-        return None
-    outer.then(*step)
-    return Activation("Gelu", (*nodes, scale), scale.output[0], {}) if _is_erf_gelu(inner, outer) else None
+    nodes = (*before, erf, *after, *halves, product)
+    return _scaled_last(graph, "Gelu", nodes, outer, lambda: _is_erf_gelu(inner, outer))
 
 
 def _steps(

@@ -60,7 +60,7 @@ def chains_after(
     possibly empty. Where it has a residual, also the chain without it. `shape` tells the tensor's; without it no
     residual is looked for."""
     steps: list[Affine] = []
-    while len(steps) < most and (step := affine_after(graph, tensor, channels)):
+    while len(steps) < most and (step := affine_of(graph, graph.only_user(tensor), tensor, channels)):
         steps.append(step)
         tensor = step.output
     nodes = tuple(s.node for s in steps)
@@ -75,17 +75,15 @@ def chains_after(
     if added := residual_after(graph, act.output, shape):
         add, other = added
         when = AFTER if act.suffix else BEFORE
-        stored = plain.stored or (act.output if when == AFTER else "")
         whole = replace(
-            plain, nodes=(*plain.nodes, add), output=add.output[0], residual=other, when=when, stored=stored
-        )
+            plain, nodes=(*plain.nodes, add), output=add.output[0], residual=other, when=when,
+            stored=plain.stored or (act.output if when == AFTER else ""),
+        )  # fmt: skip
         if when == BEFORE and (last := activation_after(graph, whole.output, False)):
             whole = replace(whole, suffix=last.suffix, params=last.params, nodes=(*whole.nodes, *last.nodes),
                             output=last.output, stored="" if last.suffix in JOINED else whole.output)  # fmt: skip
         elif when == BEFORE:
             whole = replace(whole, note=near_miss(graph, whole.output))
-        else:
-            whole = replace(whole, stored=plain.stored or act.output)
         return [whole, plain]
     note = plain.note or (other_sum(graph, act.output) if shape else "")
     return [plain if note == plain.note else replace(plain, note=note)]
@@ -105,11 +103,6 @@ def residual_after(graph: Graph, tensor: str, shape: Callable[[], Shape] | None)
     sizes, own = shape_of(graph, other), shape()
     same = len(sizes) == len(own) and all(s & known for s, known in zip(sizes, own, strict=True))
     return (node, other) if same else None
-
-
-def affine_after(graph: Graph, tensor: str, channels: int) -> Affine | None:
-    """The BatchNormalization, Mul, Div, Add or Sub with constants that is the only reader of the tensor."""
-    return affine_of(graph, graph.only_user(tensor), tensor, channels)
 
 
 def affine_before(graph: Graph, tensor: str, channels: int) -> tuple[Affine, str] | None:
@@ -143,7 +136,8 @@ def composed(steps: Sequence[Affine]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def affine_of(graph: Graph, node: NodeProto | None, tensor: str, channels: int) -> Affine | None:
-    """The affine step that a node makes of the tensor; None for one that is no such step."""
+    """The affine step that a node makes of the tensor, as a BatchNormalization, or as a Mul, Div, Add or Sub with a
+    constant; None for one that is no such step."""
     if graph.is_op(node, "BatchNormalization"):
         return _batch_norm(graph, node, tensor, channels)
     if graph.is_op(node, "Mul", "Div", "Add", "Sub") and list(node.input).count(tensor) == 1:

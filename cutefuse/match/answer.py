@@ -117,6 +117,11 @@ class Match:
     otherwise: Match | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def chain(self) -> tuple[Match, ...]:
+        """The match and its smaller ones, the largest first."""
+        return (self, *(self.otherwise.chain if self.otherwise else ()))
+
     @cached_property
     def read(self) -> tuple[str, ...]:
         """The tensors of the graph that hold its inputs, in their order."""

@@ -81,7 +81,8 @@ def _scan(cleaned: Cleaned, order: dict[int, int], finders: Sequence[Finder]) ->
                 site.refuse(REFUSED, found.reason)
             else:
                 found = _in_model(cleaned, found)
-                site.around = sorted(_all_nodes(found), key=lambda n: order.get(id(n), 0))
+                around = {id(n): n for match in found.chain for n in match.nodes}
+                site.around = sorted(around.values(), key=lambda n: order.get(id(n), 0))
                 site.take(found)
                 if reason := kernels.reject(found.call):
                     site.refuse(REFUSED, reason)
@@ -93,14 +94,6 @@ def _in_model(cleaned: Cleaned, match: Match) -> Match:
     """A match in the cleaned copy as one in the model: tensors have the same names, the nodes are the model's."""
     smaller = _in_model(cleaned, match.otherwise) if match.otherwise else None
     return replace(match, nodes=cleaned.originals(match.nodes), otherwise=smaller)
-
-
-def _all_nodes(match: Match | None) -> list[NodeProto]:
-    nodes: dict[int, NodeProto] = {}
-    while match is not None:
-        nodes |= {id(n): n for n in match.nodes}
-        match = match.otherwise
-    return list(nodes.values())
 
 
 def _nested(model: ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:

@@ -38,11 +38,11 @@ def suit_device(sites: Sequence[Site], sm: int) -> None:
     """Fall back where a smaller match has tiles of the GPU's own generation and the larger one has not, unless
     the smaller one copies the network's image."""
     for site in (s for s in sites if s.status == FUSED and s.finder.own_tiles_first):
-        smaller = site.match
-        while smaller is not None and IMAGE not in smaller.takes and not kernels.made_for(smaller.call, sm):
-            smaller = smaller.otherwise
-        if smaller is None or smaller is site.match or site.match is None:
+        largest = site.chosen
+        suited = (m for m in largest.chain if IMAGE in m.takes or kernels.made_for(m.call, sm))
+        smaller = next(suited, largest)
+        if smaller is largest:
             continue
-        left = ", ".join(sorted(site.match.takes - smaller.takes))
+        left = ", ".join(sorted(largest.takes - smaller.takes))
         note = f"{left} left outside: compute capability {sm // 10}.{sm % 10} has faster kernels without; see --sm"
         site.take(replace(smaller, notes=(*smaller.notes, note)))

@@ -22,7 +22,8 @@ def check_overlaps(graph: Graph, sites: Sequence[Site]) -> None:
         largest = site.chosen
         while contested := _contested(site, claimed):
             rival, node = contested
-            smaller = _spared(graph, rival, site)
+            wanted = {id(n) for n in site.chosen.nodes}
+            smaller = next((m for m in rival.chosen.chain[1:] if not wanted & _goes(graph, m)), None)
             if smaller is None:
                 site.refuse(REFUSED, _lost(site, rival, node))
                 break
@@ -38,15 +39,6 @@ def _contested(site: Site, claimed: Mapping[int, Site]) -> tuple[Site, NodeProto
         found = next(((claimed[id(n)], n) for n in site.chosen.nodes if id(n) in claimed), None)
         if found is None or not site.fall_back(_claimed(*found)):
             return found
-
-
-def _spared(graph: Graph, rival: Site, site: Site) -> Match | None:
-    """The rival's largest match that claims none of the site's nodes."""
-    wanted = {id(n) for n in site.chosen.nodes}
-    smaller = rival.chosen.otherwise
-    while smaller is not None and wanted & _goes(graph, smaller):
-        smaller = smaller.otherwise
-    return smaller
 
 
 def _claim(graph: Graph, site: Site, claimed: dict[int, Site], instead: Match | None = None) -> None:

@@ -30,27 +30,22 @@ class PreActivation:
     nodes: tuple[NodeProto, ...]
     steps: tuple[Affine, ...]  # in the order of computation
 
-    def vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """Scale and shift of every channel, float64."""
-        return composed(self.steps)
-
     def reject(self, dtype: str) -> str | None:
         """Why scale and shift cannot be stored in a type; None where they can."""
         with np.errstate(all="ignore"):
-            if all(np.isfinite(v.astype(np.dtype(dtype)).astype(np.float64)).all() for v in self.vectors()):
+            if all(np.isfinite(v.astype(np.dtype(dtype)).astype(np.float64)).all() for v in composed(self.steps)):
                 return None
         return f"the normalisation before this Conv has constants that {dtype} cannot hold; keep it in float32"
 
     def constants(self, channels: int, dtype: str) -> list[Constant]:
         """Scale and shift as operands of the fused node."""
-        make = (partial(self._vector, i, channels, dtype) for i in range(2))
         return [
-            Constant(f"pre_{name}", (channels,), dtype, vector, typed=True)
-            for name, vector in zip(("scale", "shift"), make, strict=True)
+            Constant(f"pre_{name}", (channels,), dtype, partial(self._vector, i, channels, dtype), typed=True)
+            for i, name in enumerate(("scale", "shift"))
         ]
 
     def _vector(self, index: int, channels: int, dtype: str) -> np.ndarray:
-        return np.array(np.broadcast_to(self.vectors()[index], (channels,)).astype(np.dtype(dtype)))
+        return np.array(np.broadcast_to(composed(self.steps)[index], (channels,)).astype(np.dtype(dtype)))
 
 
 def pre_activation(graph: Graph, conv: NodeProto) -> PreActivation | None:

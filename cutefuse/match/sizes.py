@@ -142,10 +142,8 @@ def _windows(graph: Graph, node: NodeProto) -> tuple[_Line, _Line] | None:
     if mode not in ("NOTSET", "VALID"):
         return None
     pads = pads if mode == "NOTSET" else [0] * 4
-    first, second = (
-        _Line(pads[i] + pads[i + 2] - (window[i] - 1) * spaces[i] - 1 + steps[i], steps[i]) for i in range(2)
-    )
-    return first, second
+    rows, columns = (pads[i] + pads[i + 2] - (window[i] - 1) * spaces[i] - 1 + steps[i] for i in range(2))
+    return _Line(rows, steps[0]), _Line(columns, steps[1])
 
 
 def pads_of(graph: Graph, node: NodeProto | None) -> Pads | None:

@@ -123,10 +123,8 @@ class ConcatConv(FusedOp):
 
     def magnitude(self, call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
         absolute = [np.abs(o) for o in operands]
-        total = conv_math.convolve(call, absolute)
-        return conv_math.split_channels(
-            call, total + conv_math.added(call, absolute) if conv_form.form_of(call.op_type).residual else total
-        )
+        added = conv_math.added(call, absolute) if conv_form.form_of(call.op_type).residual else 0
+        return conv_math.split_channels(call, conv_math.convolve(call, absolute) + added)
 
     def cost(self, call: Call) -> Cost:
         form, attrs = conv_form.form_of(call.op_type), dict[str, Any](call.attrs)

@@ -19,10 +19,11 @@ def unpack(body: Body, w: str, count: int, xs: Sequence[str] = (), image: bool =
     block, whose size is that of the matrix, so that a body serves the compact packing and the common one.
     """
     channels = body.agreed("channels")
-    if channels is None and _has_pads(body):
-        parts = [
-            _trimmed(body, p, i, count, xs, image) for i, p in enumerate(body.split(w, "packed_sizes", count, axis=1))
-        ]
+    # Some call may have a source that does not fill its blocks.
+    padded = not body.calls or any(c % CHANNEL_BLOCK for attrs in body.calls for c in attrs["channels"])
+    if channels is None and padded:
+        packed = body.split(w, "packed_sizes", count, axis=1)
+        parts = [_trimmed(body, p, i, count, xs, image) for i, p in enumerate(packed)]
         filters = body.add("Concat", *parts, axis=1) if count > 1 else parts[0]
     else:
         filters = _without_pads(body, w if _is_pointwise(body) else _filters(body, w, image), channels or ())
@@ -32,11 +33,6 @@ def unpack(body: Body, w: str, count: int, xs: Sequence[str] = (), image: bool =
 def unpack_depthwise(body: Body, w: str) -> str:
     """The depthwise filter [C, 1, R, S] from its packed matrix [R * S, C]."""
     return body.add("Reshape", body.add("Transpose", w, perm=[1, 0]), _shape(body, 0, 1))
-
-
-def _has_pads(body: Body) -> bool:
-    """Whether some call may have a source that does not fill its blocks."""
-    return not body.calls or any(c % CHANNEL_BLOCK for attrs in body.calls for c in attrs["channels"])
 
 
 def _is_pointwise(body: Body) -> bool:

@@ -84,16 +84,13 @@ def _terms(graph: Graph, node: NodeProto) -> tuple[list[str], list[NodeProto]]:
     while pending:
         name = pending.pop(0)
         inner = graph.producer(name)
-        if graph.is_op(inner, "Add", "Sum") and graph.only_user(name) is not None and not _is_affine(graph, inner):
+        opens = graph.is_op(inner, "Add", "Sum") and graph.only_user(name) is not None
+        if opens and inner is not None and not any(graph.is_constant(t) for t in inner.input if t):
             nodes.append(inner)
             pending = [*inner.input, *pending]
         else:
             terms.append(name)
     return terms, nodes
-
-
-def _is_affine(graph: Graph, node: NodeProto) -> bool:
-    return any(graph.is_constant(name) for name in node.input if name)
 
 
 def _branch(graph: Graph, tensor: str) -> _Branch:
@@ -136,16 +133,17 @@ def _joined(
         return None
     weight, bias = np.zeros((K, C, *geometry.kernel_shape)), np.zeros(K)
     for branch, own, g in zip(branches, facts, geometries, strict=True):
-        w, b = _filter(graph, own) if own else (itself[:, :, None, None], np.zeros(K))
+        w, b = (own.filters(graph), own.biases(graph)) if own else (itself[:, :, None, None], np.zeros(K))
         with np.errstate(all="ignore"):
             scale, shift = composed(branch.steps)
-            w, b = w * scale[:, None, None, None], b * scale + shift
+            w, b = w.astype(np.float64) * scale[:, None, None, None], b * scale + shift
         (top, left), (R, S) = (geometry.pads[i] - g.pads[i] for i in range(2)), g.kernel_shape
         weight[:, :, top : top + R, left : left + S] += w
         bias += b
     if not conv_facts.keeps_precision(weight, dtype) or not np.isfinite(bias.astype(np.float32)).all():
         return None
-    chief = next(b.conv for b, f in zip(branches, facts, strict=True) if b.conv and f is max(known, key=_taps))
+    largest = max(known, key=lambda f: math.prod(f.weight_dims[2:]))
+    chief = next(b.conv for b, f in zip(branches, facts, strict=True) if b.conv and f is largest)
     stored = [
         numpy_helper.from_array(v.astype(np.dtype(dtype)), names.of_tensor(f"{label(chief)}.{part}"))
         for part, v in (("weight", weight), ("bias", bias))
@@ -155,17 +153,6 @@ def _joined(
     attrs = geometry.attrs() | ({"group": K} if depthwise else {})
     node.attribute.extend(helper.make_attribute(name, value) for name, value in attrs.items())
     return node, stored
-
-
-def _taps(facts: conv_facts.Facts) -> int:
-    return facts.weight_dims[2] * facts.weight_dims[3]
-
-
-def _filter(graph: Graph, facts: conv_facts.Facts) -> tuple[np.ndarray, np.ndarray]:
-    weight, bias = (graph.constant(name) if name else None for name in (facts.weight, facts.bias))
-    assert weight is not None, "read() refuses what is no constant"
-    K = facts.weight_dims[0]
-    return weight.astype(np.float64), np.zeros(K) if bias is None else bias.astype(np.float64)
 
 
 def _covering(geometries: Sequence[Geometry]) -> Geometry | None:

@@ -92,11 +92,8 @@ def _checked(name: str, kind: str, value: Any) -> Any:
             raise _wrong(name, value, "the sizes of each input, as {'x': [1, 3, 224, 224]}")
     elif kind in _WORDS and not (value is None and kind.endswith("None")):
         types, words = _WORDS[kind]
-        if (
-            not isinstance(value, types)
-            or (kind != "bool" and isinstance(value, bool))
-            or (isinstance(value, int) and value < 0)
-        ):
+        typed = isinstance(value, types) and (kind == "bool" or not isinstance(value, bool))
+        if not typed or (isinstance(value, int) and value < 0):
             raise _wrong(name, value, words)
     return value
 

@@ -40,9 +40,8 @@ def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
         ]
     else:
         sizes = [f"{name} {'x'.join(map(str, dims)) or '(one number)'}" for name, dims in proof["inputs"].items()]
-        own = [
-            f for f in proof.get("end_to_end", proof["outputs"]) if f["name"] in {o["name"] for o in proof["outputs"]}
-        ]
+        outputs = {o["name"] for o in proof["outputs"]}
+        own = [f for f in proof.get("end_to_end", proof["outputs"]) if f["name"] in outputs]
         which = f"{len(own)} {'output' if len(own) == 1 else 'outputs'}"
         verb = "compared" if silent else "verified"
         lines = [f"{verb} with {proof['backend']} on {_some(sizes)}, {on}: {which}, from end to end "

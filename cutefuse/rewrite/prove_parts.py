@@ -63,15 +63,8 @@ def _proven(
     with tempfile.TemporaryDirectory(prefix="cutefuse_") as folder:
         path = Path(folder) / "site.onnx"
         onnx.save(_part(*unfused, ends, outputs, {}), str(path))
-        return verify(
-            path,
-            _part(*patched, ends, outputs, _undone(patched[0], ends, site)),
-            path.parent,
-            tolerance,
-            {},
-            seed,
-            probes,
-        )
+        part = _part(*patched, ends, outputs, _undone(patched[0], ends, site))
+        return verify(path, part, path.parent, tolerance, {}, seed, probes)
 
 
 def _ends(graph: Graph, site: Site) -> dict[str, ValueInfoProto]:

@@ -190,13 +190,9 @@ class Model:
         filters = [t.dims[1] * spread**2 for t in call.outputs]
         if self.engine.merges_pointwise and taps == 1 and not depthwise and not transposed:
             filters = [sum(filters)]
-        dtype, dilated_taps = (
-            site.cast_from or call.dtype,
-            Geometry.of(attrs).dilated_taps((H, W)) if depthwise else 0.0,
-        )
-        return [
-            Convolution(N, sum(attrs["channels"]), H, W, K, P, Q, taps, dtype, depthwise, dilated_taps) for K in filters
-        ]
+        C, dtype = sum(attrs["channels"]), site.cast_from or call.dtype
+        dilated_taps = Geometry.of(attrs).dilated_taps((H, W)) if depthwise else 0.0
+        return [Convolution(N, C, H, W, K, P, Q, taps, dtype, depthwise, dilated_taps) for K in filters]
 
     def _behind_us(self, match: Match, conv: Convolution) -> float:
         """What the engine's kernels behind a convolution of the match take, which ours computes as well."""
@@ -320,11 +316,9 @@ class Model:
         own = [n for m in matches for n in m.nodes if n.op_type in counted or timed and _is_of_image(m, n)]
         found = {id(n): n for n in own}
         for node in own:
-            found |= {
-                id(n): n for t in node.input for n in (wiring.tied_concats(t) if node.op_type not in RANGES else ())
-            }
-            before = [self.graph.producer(t) for t in node.input]
-            found |= {id(n): n for n in before if n is not None and n.op_type in (*ENLARGED, *RANGES)}
+            tied = [n for t in node.input for n in wiring.tied_concats(t)] if node.op_type not in RANGES else []
+            before = [n for n in map(self.graph.producer, node.input) if n and n.op_type in (*ENLARGED, *RANGES)]
+            found |= {id(n): n for n in (*tied, *before)}
         for match in matches:
             if match.nodes[0].op_type in CONVOLUTIONS:
                 for conv in wiring.siblings(match.nodes[0]):

@@ -162,13 +162,11 @@ class _Round:
             site.take(best)
             return
         plain, largest = self.wiring.unfused(best), best
-        match: Match | None = best.otherwise
-        while match is not None:
+        for match in largest.chain[1:]:
             site.match = match
             gain = self.pricer.gain_us([site], plain.fused(match))
             if gain > self.gains[id(site)] + LEAST_US:
                 self.gains[id(site)], best = gain, match
-            match = match.otherwise
         site.take(best)
         if best is not largest:
             self.changed[id(site)] = best

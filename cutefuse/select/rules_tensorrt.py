@@ -82,8 +82,7 @@ class TensorRT(Engine):
         if wiring.position[id(last)] > wiring.position[id(concat)]:
             return "it lies in another Concat already"
         conv = self._convolution_behind(wiring, own)
-        merged = conv is not None and len(wiring.siblings(conv)) > 1
-        if merged:
+        if conv is not None and len(wiring.siblings(conv)) > 1:
             return "the output of merged 1x1 convolutions, which is not movable"
         # Recorded for the boxes of detectors, sums and products with a constant; the condition itself is not public.
         constant = any(graph.is_constant(t) for t in node.input if t)
@@ -264,11 +263,9 @@ def _is_product(wiring: Wiring, node: NodeProto) -> bool:
 def shortcut_fault(graph: Graph, tensor: str) -> bool:
     """Whether TensorRT 11.2 would compute convolution, SiLU in its tanh form, and a sum wrongly (NVIDIA/TensorRT 4854):
     the tensor is added to a part of a wider one, a range of channels or what lies in a Concat's buffer."""
-    for add in graph.users(tensor):
-        if add.op_type == "Add":
-            for other in (t for t in add.input if t != tensor):
-                maker = graph.producer(other)
-                inside = any(n.op_type == "Concat" for n in graph.users(other))
-                if inside or maker is not None and maker.op_type in w.RANGES:
-                    return True
+    for other in (t for add in graph.users(tensor) if add.op_type == "Add" for t in add.input if t != tensor):
+        maker = graph.producer(other)
+        ranged = maker is not None and maker.op_type in w.RANGES
+        if ranged or any(n.op_type == "Concat" for n in graph.users(other)):
+            return True
     return False

@@ -12,7 +12,7 @@ from typing import ClassVar
 from onnx import NodeProto
 
 from cutefuse.select.times import Convolution, Device
-from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, MOVES, POOLS, Engine, Input, Wiring, is_between
+from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, MOVES, POOLS, Engine, Wiring, is_between
 
 _VECTOR = 8  # channels to which our pixels are padded
 _MEANS = ("GlobalAveragePool", "ReduceMean")  # of images, as squeeze and excitation takes them
@@ -38,17 +38,14 @@ _NORM_RATIOS = {False: 0.83, True: 0.74}
 
 @dataclass(frozen=True)
 class TorchCompile(Engine):
-    """torch.compile with cuDNN's convolutions. Triton computes bias and activation in one kernel after them."""
+    """torch.compile with cuDNN's convolutions. Triton computes bias and activation in one kernel after them, and joins
+    all inputs of a Concat in one, with the elementwise nodes before it."""
 
     family: ClassVar[str] = "PyTorch (torch.compile)"
     reads_ranges: ClassVar[bool] = False  # cuDNN wants channels dense
     fitted: ClassVar[bool] = True
     quantised: ClassVar[bool] = False
     joins: ClassVar[str] = "joins"
-
-    def inputs_of(self, wiring: Wiring, concat: NodeProto) -> list[Input]:
-        """Triton joins all in one kernel, with the elementwise nodes before it."""
-        return [Input(t, "Triton joins the inputs in a kernel") for t in concat.input]
 
     def absorbed(self, wiring: Wiring, tensor: str) -> bool:
         """Triton computes elementwise nodes and nearest enlargements in the kernels of the Concats that alone read
@@ -96,15 +93,11 @@ class TorchCompile(Engine):
             # Triton stores where it belongs what it computes in a pass, if only a bias.
             return 0.0 if maker.op_type in ("Conv", *ELEMENTWISE) else super().node_us(wiring, node)
         us = super().node_us(wiring, node)
-        if node.op_type in _MEANS and self._is_passed(wiring, node.input[0]):
+        maker = wiring.maker(node.input[0]) if node.op_type in _MEANS else None
+        if maker is not None and maker.op_type in ELEMENTWISE:  # summed up in the pass over memory that computes it
             us -= wiring.device.pass_us(wiring.size_of(node.input[0]))
         slow = us and node.op_type in ENLARGED and is_between(node) and self.in_pixels(wiring, node)
         return us + _for_bytes(wiring.device, _BETWEEN_US, wiring.size_of(node.output[0])) if slow else us
-
-    def _is_passed(self, wiring: Wiring, tensor: str) -> bool:
-        """Whether Triton computes a tensor in a pass over memory, and what is summed up of it in the same kernel."""
-        maker = wiring.maker(tensor)
-        return maker is not None and maker.op_type in ELEMENTWISE
 
     def _concat_us(self, wiring: Wiring, concat: NodeProto) -> float:
         """What it computes of its inputs needs no pass of its own."""

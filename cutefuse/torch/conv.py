@@ -95,9 +95,8 @@ def reference(inputs: Sequence[Tensor], given: Attributes) -> list[Tensor]:
     dtype = inputs[0].dtype
     wide = torch.promote_types(dtype, torch.float32)
     seen = []
-    starts, factors = (
-        lists[k] if form.view else [d] * form.sources for k, d in (("channel_starts", 0), ("upsample", 1))
-    )
+    starts = lists["channel_starts"] if form.view else [0] * form.sources
+    factors = lists["upsample"] if form.view else [1] * form.sources
     for x, c, start, factor in zip(inputs, lists["channels"], starts, factors, strict=False):
         x = x.narrow(1, start, c).to(wide)
         seen.append(x.repeat_interleave(factor, 2).repeat_interleave(factor, 3) if factor > 1 else x)

@@ -7,26 +7,22 @@ found by the same rules and priced against torch.compile. What is not taken stay
 from __future__ import annotations
 
 import operator
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 from torch import Tensor, fx, nn
 
 from cutefuse.errors import CutefuseError, first_line
 from cutefuse.graph.shapes import batch_of_one, open_inputs
-from cutefuse.graph.store import outside
 from cutefuse.match.answer import Constant, Joined
-from cutefuse.match.site import FUSED, MERGED, Site
+from cutefuse.match.site import FUSED, MERGED, REFUSED, Site
 from cutefuse.operators.layouts import TORCH
+from cutefuse.rewrite.in_memory import patched
 from cutefuse.rewrite.options import Options
-from cutefuse.rewrite.patch import patch
 from cutefuse.torch.conv import PackedConv
 from cutefuse.torch.launch import sm_of
 from cutefuse.torch.norms import layer_norm, rms_norm
@@ -82,18 +78,18 @@ def fuse(
         engine=TORCH, sm=sm, functions=False, dry_run=True, all_sites=all_sites or unpriced, include=include,
         exclude=exclude, without=without, include_op=("concat_conv",),
     )  # fmt: skip
-    sites = _sites(skeleton.model, options)
+    sites = patched(skeleton.model, options, "torch")[0].sites
     for site in sites:
-        if site.status == FUSED and site.match and (kind := site.match.call.dtype) not in TYPES:
-            site.refuse(
-                "refused", f"it computes in {kind}; fuse takes {' and '.join(TYPES)}, call half() or bfloat16()"
-            )
+        if site.status == FUSED and (kind := site.chosen.call.dtype) not in TYPES:
+            why = f"it computes in {kind}; fuse takes {' and '.join(TYPES)}, call half() or bfloat16()"
+            site.refuse(REFUSED, why)
     taken, left = dict[str, str](), dict[str, str]()
     joined: dict[Joined, fx.Node] = {}
     with torch.no_grad():
         for site in sites:
-            if site.status == FUSED and site.match is not None:
-                taken[site.name] = _title(site)
+            if site.status == FUSED:
+                call = site.sized_call or site.chosen.call
+                taken[site.name] = f"{call.op_type} {site.op.title(call)}"
                 _apply(module, skeleton, site, device, joined)
             elif site.status != MERGED:
                 left[site.name] = site.reason
@@ -121,27 +117,11 @@ def _exported(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] |
     return module
 
 
-def _sites(model: onnx.ModelProto, options: Options) -> list[Site]:
-    """The sites as `cutefuse patch` judges them."""
-    with tempfile.TemporaryDirectory(prefix="cutefuse_") as folder:
-        source = Path(folder) / "model.onnx"
-        onnx.save_model(outside(model, source.parent), str(source))
-        return patch(source, source.with_name("fused.onnx"), options).sites
-
-
-def _title(site: Site) -> str:
-    assert site.match is not None
-    call = site.sized_call or site.match.call
-    return f"{call.op_type} {site.op.title(call)}"
-
-
 def _apply(
     module: fx.GraphModule, skeleton: Skeleton, site: Site, device: torch.device, joined: dict[Joined, fx.Node]
 ) -> None:
     """Put one site's kernel in front of everything that reads its results; `joined` are operands that sites share."""
-    match = site.match
-    assert match is not None
-    graph = module.graph
+    match, graph = site.chosen, module.graph
     constants = {i.suffix: i for i in match.inputs if isinstance(i, Constant)}
     packed, bias = (_tensor(constants[k], device) for k in ("packed_weight", "bias"))
     path = f"fused_{sum(isinstance(m, PackedConv) for m in module.children())}"

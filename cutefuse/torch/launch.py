@@ -79,9 +79,8 @@ def enqueue(
         bound = _kept.bound[at] = kernels.Bound(planned(call(), device))
     size = bound.plan.workspace_bytes
     workspace = torch.empty(size, dtype=torch.uint8, device=device) if size > 0 else None
-    bound.bind(
-        [0 if t is None else t.data_ptr() for t in operands], 0 if workspace is None else workspace.data_ptr(), size
-    )
+    addresses = [0 if t is None else t.data_ptr() for t in operands]
+    bound.bind(addresses, 0 if workspace is None else workspace.data_ptr(), size)
     bound(torch.cuda.current_stream(device).cuda_stream)
 
 

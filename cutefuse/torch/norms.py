@@ -82,15 +82,13 @@ _layer_norm = torch.library.custom_op(
 
 
 @_rms_norm.register_fake
-def _(x: Tensor, residual: Tensor | None, weight: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+def _(x: Tensor, residual: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     y, total, _, rstd = _results(x, residual)
     return y, total, rstd
 
 
 @_layer_norm.register_fake
-def _(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, epsilon: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(x: Tensor, residual: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _results(x, residual)
 
 

@@ -6,8 +6,8 @@ nothing is fused with and whose output sizes are written down. The model is neve
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,7 @@ from cutefuse.match.conv.read import GROUPS
 
 OPSET, IR_VERSION = 20, 10
 FOREIGN = "torch"
-_PLAIN = {"aten.relu.default": "Relu", "aten.sigmoid.default": "Sigmoid", "aten.tanh.default": "Tanh",
-          "aten.hardswish.default": "HardSwish", "aten.clone.default": "Identity",
-          "aten.contiguous.default": "Identity", "aten.alias.default": "Identity"}  # fmt: skip
+_END = 1 << 62  # of a Slice that goes on to the last element
 _BINARY = {"aten.add.Tensor": "Add", "aten.mul.Tensor": "Mul", "aten.sub.Tensor": "Sub", "aten.div.Tensor": "Div"}
 
 
@@ -82,7 +80,7 @@ class Skeleton:
             self._names[node] = node.name
             self.tensors[node.name] = node
             if node.op == "get_attr":
-                self._initializers[node.name] = _stored(node.name, _attribute(self._module, str(node.target)))
+                self._initializers[node.name] = _stored(node.name, attrgetter(str(node.target))(self._module))
         return self._names[node]
 
     def _info(self, name: str, value: Tensor) -> onnx.ValueInfoProto:
@@ -155,13 +153,6 @@ def title(node: fx.Node) -> str:
     return path or node.name
 
 
-def _attribute(module: Any, path: str) -> Tensor:
-    for part in path.split("."):
-        module = getattr(module, part)
-    assert isinstance(module, Tensor)
-    return module
-
-
 def _stored(name: str, value: Tensor) -> TensorProto:
     value = value.detach().cpu().contiguous()
     raw = (value.view(torch.int16) if value.dtype == torch.bfloat16 else value).numpy().tobytes()
@@ -219,9 +210,15 @@ def _cat(s: Skeleton, node: fx.Node, value: Any) -> bool:
     return True
 
 
-def _plain(s: Skeleton, node: fx.Node, value: Any) -> bool:
-    s._add(node, _PLAIN[str(node.target)], [s._name(node.all_input_nodes[0])])
-    return True
+def _unary(op_type: str, attribute: str = "", argument: str = "", kind: type = str) -> Rule:
+    """A function of one tensor, and of one of the node's arguments where ONNX has it as an attribute."""
+
+    def rule(s: Skeleton, node: fx.Node, value: Any) -> bool:
+        attrs = {attribute: kind(_arguments(node)[argument])} if attribute else {}
+        s._add(node, op_type, [s._name(node.all_input_nodes[0])], **attrs)
+        return True
+
+    return rule
 
 
 def _binary(s: Skeleton, node: fx.Node, value: Any) -> bool:
@@ -236,16 +233,6 @@ def _silu(s: Skeleton, node: fx.Node, value: Any) -> bool:
     x = s._name(node.all_input_nodes[0])
     gate = s._add(node, "Sigmoid", [x], suffix=".gate")
     s._add(node, "Mul", [x, gate])
-    return True
-
-
-def _gelu(s: Skeleton, node: fx.Node, value: Any) -> bool:
-    s._add(node, "Gelu", [s._name(node.all_input_nodes[0])], approximate=str(_arguments(node)["approximate"]))
-    return True
-
-
-def _leaky_relu(s: Skeleton, node: fx.Node, value: Any) -> bool:
-    s._add(node, "LeakyRelu", [s._name(node.all_input_nodes[0])], alpha=float(_arguments(node)["negative_slope"]))
     return True
 
 
@@ -276,14 +263,12 @@ def _nearest(s: Skeleton, node: fx.Node, value: Any) -> bool:
 
 def _slice(s: Skeleton, node: fx.Node, value: Any) -> bool:
     a = _arguments(node)
-    start, end, step = a.get("start"), a.get("end"), a.get("step")
-    bounds = (0 if start is None else start, math.inf if end is None else end, 1 if step is None else step)
-    if any(isinstance(b, fx.Node) for b in bounds):
+    start, end, step = (d if a.get(k) is None else a[k] for k, d in (("start", 0), ("end", _END), ("step", 1)))
+    if any(isinstance(b, fx.Node) for b in (start, end, step)):
         return False
-    numbers = [min(int(b) if b != math.inf else 1 << 62, 1 << 62) for b in bounds]
     names = [
-        s._constant(node, k, np.array([v], np.int64))
-        for k, v in zip(("starts", "ends", "axes", "steps"), (*numbers[:2], a["dim"], numbers[2]), strict=True)
+        s._constant(node, k, np.array([min(int(v), _END)], np.int64))
+        for k, v in (("starts", start), ("ends", end), ("axes", a["dim"]), ("steps", step))
     ]
     s._add(node, "Slice", [s._name(a["input"] if "input" in a else a["self"]), *names])
     return True
@@ -304,11 +289,15 @@ _RULES: dict[str, Rule] = {
     "aten.conv2d.default": _conv, "aten.convolution.default": _conv,
     "aten.conv_transpose2d.input": _conv,
     "aten.batch_norm.default": _batch_norm, "aten._native_batch_norm_legit_no_training.default": _batch_norm,
-    "aten.cat.default": _cat, "aten.silu.default": _silu, "aten.gelu.default": _gelu,
-    "aten.leaky_relu.default": _leaky_relu,
+    "aten.cat.default": _cat, "aten.silu.default": _silu,
+    "aten.gelu.default": _unary("Gelu", "approximate", "approximate"),
+    "aten.leaky_relu.default": _unary("LeakyRelu", "alpha", "negative_slope", float),
+    "aten.relu.default": _unary("Relu"), "aten.sigmoid.default": _unary("Sigmoid"),
+    "aten.tanh.default": _unary("Tanh"), "aten.hardswish.default": _unary("HardSwish"),
+    **dict.fromkeys(("aten.clone.default", "aten.contiguous.default", "aten.alias.default"), _unary("Identity")),
     "aten.hardtanh.default": _clip, "aten.clamp.default": _clip, "aten.relu6.default": _clip,
     "aten.upsample_nearest2d.vec": _nearest, "aten.upsample_nearest2d.default": _nearest,
     "aten._upsample_nearest_exact2d.vec": _nearest, "aten._upsample_nearest_exact2d.default": _nearest,
     "aten.slice.Tensor": _slice, "aten.split.Tensor": _split, "aten.split_with_sizes.default": _split,
-    **dict.fromkeys(_PLAIN, _plain), **dict.fromkeys(_BINARY, _binary),
+    **dict.fromkeys(_BINARY, _binary),
 }  # fmt: skip

@@ -26,7 +26,6 @@ from cutefuse.match.conv.image import of_image
 from cutefuse.match.conv.pools import POOLS, wider
 from cutefuse.match.conv.spread import SPREAD, spread_of
 from cutefuse.match.explain import behind_concat
-from cutefuse.match.neighbours import has_neighbour, transposed
 from cutefuse.match.pre_activation import PreActivation, fronts, grouped, pre_activation
 from cutefuse.match.quant.read import is_quantised
 from cutefuse.match.sizes import shape_of
@@ -48,21 +47,44 @@ def _match_alike(graph: Graph, node: NodeProto, wanted: ConvSites) -> Match | Re
     """The site of a Conv whose filters are channels of the pixel that they compute."""
     before = pre_activation(graph, node)
     own = _pre_activated(graph, node, before, wanted.layout) if before else ""
-    found = _with_pools(graph, node, wanted, _with_steps(graph, node, wanted, _match_plain(graph, node, wanted)))
+    found = _with_more(graph, node, wanted, _match_plain(graph, node, wanted))
     if isinstance(own, str):
         return noted(found, own) if own and isinstance(found, Match) else Refusal(own, (node,)) if own else found
-    plain = _legal(found)
-    for smaller in reversed(own):
-        plain = replace(smaller, otherwise=plain)
-    return plain
+    return _chained(own, _legal(found))
+
+
+def _has_neighbour(graph: Graph, conv: NodeProto) -> bool:
+    """Whether an activation or a residual follows a convolution of any kind, or what it reads is enlarged or a channel
+    range."""
+    if not conv.output or not conv.output[0]:
+        return False
+    weight = graph.dims(conv.input[1]) or ()
+    filters = weight[0] if weight and conv.op_type == "Conv" else -1
+    if len(weight) > 1 and conv.op_type == "ConvTranspose":
+        filters = weight[1] * attribute(conv, "group", 1)
+    front = one_source(graph, conv)
+    shape = partial(shape_of, graph, conv.output[0], front.sources)
+    chain = chains_after(graph, conv.output[0], filters, shape)[0]
+    if not chain.is_empty or chain.note:
+        return True
+    (tensor,) = front.sources
+    dims = graph.dims(tensor)
+    if dims is None or len(dims) != 4:
+        return False
+    return views.see_through(graph, Operand(tensor, Source(dims, dims[1]))).source.is_view
+
+
+def _transposed(graph: Graph, node: NodeProto, reason: str) -> Refusal | None:
+    """The refusal of a ConvTranspose with such a neighbour, or with a Concat in front, for a reason."""
+    near = _has_neighbour(graph, node) or behind_concat(graph, node.input[0]) or find_concat(graph, node, 0) is not None
+    return Refusal(f"this is a ConvTranspose: {reason}", (node,)) if near else None
 
 
 def _spread(graph: Graph, node: NodeProto, layout: int) -> Match | Refusal | None:
     """The site of a convolution whose outputs are spread over squares of pixels, with the Concat in front of it where
     that is legal; None of a Conv without DepthToSpace."""
     joined = find_concat(graph, node, most_sources())
-    fits = isinstance(joined, Front) and len(joined.sources) <= most_sources()
-    fronts = [*([joined] if isinstance(joined, Front) and fits else []), one_source(graph, node)]
+    fronts = [f for f in (joined, one_source(graph, node)) if isinstance(f, Front) and len(f.sources) <= most_sources()]
     answers = [_spread_over(graph, node, front, layout) for front in fronts]
     return next(filter(_legal, answers), answers[-1])
 
@@ -146,32 +168,27 @@ def _match_plain(graph: Graph, node: NodeProto, wanted: ConvSites) -> Match | Re
     return noted(legal, f"'{node.input[0]}' is read as it is: {reason}")
 
 
-def _with_pools(
+def _with_more(
     graph: Graph, node: NodeProto, wanted: ConvSites, plain: Match | Refusal | None
 ) -> Match | Refusal | None:
-    """The site of a Conv, first with the average pool or slices in front of it, or with a note why they stay."""
-    found = wider(graph, node)
-    if isinstance(found, str):
-        return noted(plain, found) if isinstance(plain, Match) else plain or Refusal(found, (node,))
-    for front, facts in reversed(found):
+    """The site of a Conv, first with the average pool or slices in front of it, or with a note why they stay, then with
+    the affine steps in front of it, in its filter."""
+    pooled = wider(graph, node)
+    more: list[tuple[Front, conv_facts.Facts | None]] = [] if isinstance(pooled, str) else [*pooled]
+    more += [(front, None) for front in behind_steps(graph, node, most_sources())]
+    for front, facts in reversed(more):
         if whole := _legal(_match(graph, node, front, wanted, facts)):
-            plain = _before(whole, _legal(plain))
+            plain = _chained(whole.chain, _legal(plain))
+    if isinstance(pooled, str):
+        return noted(plain, pooled) if isinstance(plain, Match) else plain or Refusal(pooled, (node,))
     return plain
 
 
-def _with_steps(
-    graph: Graph, node: NodeProto, wanted: ConvSites, plain: Match | Refusal | None
-) -> Match | Refusal | None:
-    """The site of a Conv, first with the affine steps in front of it in its filter."""
-    for front in reversed(behind_steps(graph, node, most_sources())):
-        if whole := _legal(_match(graph, node, front, wanted)):
-            plain = _before(whole, _legal(plain))
-    return plain
-
-
-def _before(first: Match, smaller: Match | None) -> Match:
-    """A match and all its smaller ones, then another one."""
-    return replace(first, otherwise=_before(first.otherwise, smaller) if first.otherwise else smaller)
+def _chained(matches: Sequence[Match], smaller: Match | None = None) -> Match | None:
+    """These matches as one chain, the largest first, and behind them that of a smaller one."""
+    for match in reversed(matches):
+        smaller = replace(match, otherwise=smaller)
+    return smaller
 
 
 def _near(graph: Graph, node: NodeProto, behind: Match | Refusal | None) -> Match | Refusal | None:
@@ -198,12 +215,13 @@ def _match(
     """The site of a Conv over a front. `facts`: those of another filter that computes what is in front as well.
     `steps`: the most affine steps behind the Conv that go into the filter."""
     if refusal := broken(graph, node, (node, *site.nodes)):
-        return refusal if site.concats or has_neighbour(graph, node) else None
+        return refusal if site.concats or _has_neighbour(graph, node) else None
     facts = facts or conv_facts.read(graph, node, site)
-    if isinstance(facts, conv_facts.Facts) and facts.depthwise:
-        facts = _depthwise(facts, (node, *site.nodes))
+    if isinstance(facts, conv_facts.Facts) and facts.depthwise and facts.dtype == "float32":
+        types = "depthwise ones can be fused in float16 and bfloat16, convert the model"
+        facts = Refusal(f"the filter is float32; {types}", (node, *site.nodes))
     if isinstance(facts, Refusal):
-        return facts if site.concats or has_neighbour(graph, node) else None
+        return facts if site.concats or _has_neighbour(graph, node) else None
     plain = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
     seen = plain if facts.depthwise else [views.see_through(graph, p) for p in plain]
     images = (*site.sources, *(o.tensor for o in seen))  # a view has the batch of its tensor
@@ -242,18 +260,9 @@ def _match(
     ]
     legal = [m for m in built if not kernels.reject(m.call)] or built[-1:]
     answers = [of_image(graph, m, folded) for m in legal]
-    legal = [*(m for m in answers if isinstance(m, Match)), *legal]
-    found = legal[-1]
-    for bigger in reversed(legal[:-1]):
-        found = replace(bigger, otherwise=found)
+    found = _chained([*(m for m in answers if isinstance(m, Match)), *legal])
     why = next((reason for reason in answers if isinstance(reason, str)), "")
-    return noted(found, why) if why else found
-
-
-def _depthwise(facts: conv_facts.Facts, nodes: tuple[NodeProto, ...]) -> conv_facts.Facts | Refusal:
-    """The facts of a depthwise convolution that the kernels can run, else why they cannot."""
-    types = "depthwise ones can be fused in float16 and bfloat16, convert the model"
-    return Refusal(f"the filter is float32; {types}", nodes) if facts.dtype == "float32" else facts
+    return noted(found, why) if found and why else found
 
 
 def _residuals(
@@ -355,7 +364,7 @@ class ConvSites(Finder):
             return None
         if node.op_type == "ConvTranspose":
             found = _spread(graph, node, self.layout)
-            return transposed(graph, node, found.reason) if isinstance(found, Refusal) else found
+            return _transposed(graph, node, found.reason) if isinstance(found, Refusal) else found
         found, spread = _match_alike(graph, node, self), _spread(graph, node, self.layout)
         if isinstance(spread, Match) and not (reason := kernels.reject(spread.call)):
             return replace(spread, otherwise=found if isinstance(found, Match) else None)

@@ -119,10 +119,9 @@ def added(pads: Sequence[int], more: Sequence[int]) -> Pads:
 
 def broken(graph: Graph, node: NodeProto, nodes: tuple[NodeProto, ...]) -> Refusal | None:
     """The refusal of a site that holds a node against the standard."""
-    fault = graph.fault(node)
-    return (
-        Refusal(f"node '{label(node)}' breaks the ONNX standard ({fault}); repair the model", nodes) if fault else None
-    )
+    if not (fault := graph.fault(node)):
+        return None
+    return Refusal(f"node '{label(node)}' breaks the ONNX standard ({fault}); repair the model", nodes)
 
 
 def pass_through(graph: Graph, tensor: str) -> tuple[list[NodeProto], str]:

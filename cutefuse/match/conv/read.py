@@ -12,6 +12,7 @@ from onnx import NodeProto
 
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute
 from cutefuse.kernels import Call
+from cutefuse.match.activation import ROUNDING
 from cutefuse.match.after import Affine, composed
 from cutefuse.match.answer import Constant, Refusal, Traffic
 from cutefuse.match.conv.front import Front, added
@@ -21,7 +22,6 @@ from cutefuse.operators.conv_math import Geometry, pack, pack_depthwise
 
 DTYPES = ("float32", "float16", "bfloat16")
 GROUPS = "only group=1 and one filter for each channel (depthwise) can be fused"
-EPSILONS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative
 LARGEST_FOLDED = 1e30  # a filter beyond it overflows float32 in sums that stayed finite before the fold
 IMPRECISE = "overflows or loses precision"
 
@@ -205,7 +205,7 @@ def geometry_of(conv: NodeProto, kernel: tuple[int, int], size: Sequence[int]) -
     if auto_pad == "VALID":
         pads = (0, 0, 0, 0)
     elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        begins, ends = [], []
+        smaller, larger = [], []
         for i in range(2):
             extent = dilations[i] * (kernel[i] - 1) + 1
             if strides[i] == 1:
@@ -216,10 +216,9 @@ def geometry_of(conv: NodeProto, kernel: tuple[int, int], size: Sequence[int]) -
                 )
             else:
                 total = max((-(-size[i] // strides[i]) - 1) * strides[i] + extent - size[i], 0)
-            small, large = total // 2, total - total // 2
-            begins.append(small if auto_pad == "SAME_UPPER" else large)
-            ends.append(large if auto_pad == "SAME_UPPER" else small)
-        pads = (*begins, *ends)
+            smaller.append(total // 2)
+            larger.append(total - total // 2)
+        pads = (*smaller, *larger) if auto_pad == "SAME_UPPER" else (*larger, *smaller)
     elif auto_pad != "NOTSET":
         return f"auto_pad={auto_pad} is not one of NOTSET, VALID, SAME_UPPER, SAME_LOWER; repair the model"
     return Geometry(kernel, strides, (pads[0], pads[1], pads[2], pads[3]), dilations)
@@ -231,7 +230,7 @@ def keeps_precision(exact: np.ndarray, dtype: str, unit: np.ndarray | float = 1.
     with np.errstate(all="ignore"):
         error = np.abs(exact.astype(np.dtype(dtype)).astype(np.float64) - exact) / unit
         error, largest = (v.reshape(len(exact), -1).max(axis=1, initial=0.0) for v in (error, np.abs(exact) / unit))
-        allowed = 2 * EPSILONS.get(dtype, 2.0**-23)
+        allowed = 2 * ROUNDING.get(dtype, 2.0**-23)
         return bool(np.all((error <= allowed * largest) & (largest < LARGEST_FOLDED)))  # false for NaN
 
 

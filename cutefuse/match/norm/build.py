@@ -25,12 +25,11 @@ class NormSites(Finder):
         norm = norm_facts.find(graph, node)
         if norm is None or isinstance(norm, Refusal):
             return norm
+        alone = replace(norm, total=None, nodes=tuple(n for n in norm.nodes if n is not norm.total))
         if norm.total is not None and any(graph.depends(p, norm.x) for p in (norm.gamma, norm.beta) if p):
-            # The fused node would wait for a parameter that is computed from the sum that it makes.
-            norm = replace(norm, total=None, nodes=tuple(n for n in norm.nodes if n is not norm.total))
+            norm = alone  # the fused node would wait for a parameter that is computed from the sum that it makes
         found = self._match(graph, norm)
         if isinstance(found, Match) and norm.total is not None:  # another operator may want the Add for itself
-            alone = replace(norm, total=None, nodes=tuple(n for n in norm.nodes if n is not norm.total))
             smaller = self._match(graph, alone)
             found = replace(found, otherwise=smaller if isinstance(smaller, Match) else None)
         return found

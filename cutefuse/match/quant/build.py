@@ -57,13 +57,10 @@ class QuantSites(Finder):
             return Refusal("quantised site: the constants after the Conv give NaN or infinity; repair it", site.nodes)
         dtype = graph.dtype(tail.output) or graph.dtype(node.output[0]) or site.weight.dtype
         if dtype not in self.op.dtypes:
-            nodes = (*site.nodes, *tail.nodes)
-            return Refusal(
-                f"quantised site: the Conv gives {dtype}; only {', '.join(self.op.dtypes)} can be fused", nodes
-            )
-        return _first_legal(
-            [_match(site, tail, end, factor, bias, self.layout) for end in _ends(graph, tail, dtype, site)]
-        )
+            why = f"quantised site: the Conv gives {dtype}; only {', '.join(self.op.dtypes)} can be fused"
+            return Refusal(why, (*site.nodes, *tail.nodes))
+        ends = _ends(graph, tail, dtype, site)
+        return _first_legal([_match(site, tail, end, factor, bias, self.layout) for end in ends])
 
 
 def _ends(graph: Graph, tail: Chain, dtype: str, site: QuantSite) -> list[_End]:

@@ -152,7 +152,6 @@ Kept const &plan_of(Key const &key, Make const &make) {
 }
 
 inline void *address_of(Tensor const &t) { return t.defined() ? t.data_ptr() : nullptr; }
-inline void *address_of(Maybe const &t) { return t.has_value() ? t->data_ptr() : nullptr; }
 
 // Enqueues a plan over addresses on the stream that is current on the device of `beside`.
 inline void enqueue(Kept const &kept, void const *const *inputs, void *const *outputs, Tensor const &beside) {
