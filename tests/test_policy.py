@@ -61,6 +61,16 @@ def test_a_googlenet_comes_back_unchanged_where_no_concat_pays(
     assert main([str(source), "--sm", "90", "--without", "single", "--all"]) == 0
 
 
+def test_a_report_says_the_same_each_time(tmp_path: Path) -> None:
+    """Groups of sites are gone through in the graph's order, not in that of their addresses."""
+    onnx.save(models.build("inception_v3", "float32", small=True, batch=1), str(tmp_path / "plain.onnx"))
+    said, kept = set(), []
+    for _ in range(6):
+        kept.append(patch(tmp_path / "plain.onnx", tmp_path / "o.onnx", Options(sm=90)).sites)  # keeps the addresses
+        said.add(tuple((s.name, s.status, s.reason, s.gain_us) for s in kept[-1]))
+    assert len(said) == 1
+
+
 def test_a_unet_is_fused_and_its_report_carries_figures_and_their_basis(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -220,7 +220,7 @@ class _Round:
             while waiting:
                 if site := left.pop(waiting.pop(), None):
                     group.append(site)
-                    waiting += self.near[id(site)]
+                    waiting += sorted(self.near[id(site)], key=self.place.__getitem__)  # ids differ between runs
             groups.append(group)
         return groups
 
