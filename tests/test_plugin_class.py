@@ -18,6 +18,7 @@ SOURCES = (
     "cutlass_kernels/architecture.cpp",
     "cutlass_kernels/c_api.cpp",
     "cutlass_kernels/device.cpp",
+    "cutlass_kernels/capture.cpp",
     "cutlass_kernels/op.cpp",
     "plugins/attributes.cpp",
     "plugins/fused_plugin.cpp",
