@@ -374,8 +374,8 @@ def run(call: Call) -> None:
 @contextlib.contextmanager
 def side_by_side(allowed: bool = True) -> Iterator[None]:
     """Inside, a kernel that this thread captures into a CUDA graph waits only for those of ours before it whose memory
-    it touches, and may run at the same time as the others. Of what is not ours it waits for all, which waits for it.
-    Not `allowed`: each waits for the one before."""
+    it touches, and may run at the same time as the others. It waits for all before it that is not ours, and what is not
+    ours waits for all of ours before it. Not `allowed`: each waits for the one before."""
     before = library().cutefuse_side_by_side(allowed)
     try:
         yield

@@ -21,8 +21,8 @@ class Branches {
   Branches() = default;
   explicit Branches(std::vector<Node> before) : before_(std::move(before)) {}
 
-  // The nodes for which a kernel over this memory has to wait; all others are among these or before them, or may run at
-  // the same time.
+  // The nodes for which a kernel over this memory has to wait. Those that neither are among these nor come before them
+  // may run at the same time as it.
   std::vector<Node> wait_for(std::vector<Memory> memory);
   // The node of the kernel that wait_for() was last asked about.
   void add(Node node);

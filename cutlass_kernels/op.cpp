@@ -192,8 +192,9 @@ char const *run(Plan const &plan, Operands const &operands) {
   char const *const reason = op.launch(plan, operands);
   char const *const why = beside.end();
   if (reason != nullptr || why == nullptr) return reason;
-  return sentence("%s: the CUDA graph that is captured was not changed (%s); capture again without side by side",
-                  op.name, why);
+  return sentence(
+      "%s: the kernels of this CUDA graph cannot run side by side (%s); capture again with CUTEFUSE_SIDE_BY_SIDE=0",
+      op.name, why);
 }
 
 }  // namespace cutefuse

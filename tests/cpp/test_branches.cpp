@@ -7,20 +7,13 @@
 #include <set>
 
 #include "branches.h"
+#include "expect.h"
 
 using cutefuse::Branches;
 using cutefuse::Memory;
 using Node = Branches::Node;
 
 namespace {
-
-int failures = 0;
-
-void expect(bool ok, char const *what, int a = 0, int b = 0) {
-  if (ok) return;
-  std::printf("FAILED: %s (%d, %d)\n", what, a, b);
-  ++failures;
-}
 
 Node node(std::uintptr_t number) { return reinterpret_cast<Node>(number); }
 

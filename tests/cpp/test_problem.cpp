@@ -7,20 +7,13 @@
 #include "concat_conv/tiles.h"
 #include "conv/problem.h"
 #include "conv/sm90/k_tiles.h"
+#include "expect.h"
 #include "quant_concat_conv/tiles.h"
 
 namespace cc = cutefuse::concat_conv;
 namespace qc = cutefuse::quant_concat_conv;
 
 namespace {
-
-int failures = 0;
-
-void expect(bool ok, char const *what, int a = 0, int b = 0) {
-  if (ok) return;
-  std::printf("FAILED: %s (%d, %d)\n", what, a, b);
-  ++failures;
-}
 
 cc::Problem problem(std::vector<int> const &channels, int R, int S) {
   cc::Problem p{};
