@@ -168,7 +168,8 @@ def operator_of(op_type: str) -> dict[str, Any]:
 def facts(op_type: str) -> dict[str, Any]:
     """What an op_type is, according to the library; nobody parses names.
 
-    inputs, outputs (counts), kind ("convolution", "norm", "norm_backward"), sources, activation ("" for none; the
+    inputs, outputs (counts), kind ("convolution", "norm", "norm_backward",
+    "window"), sources, activation ("" for none; the
     others are `describe()["activations"]`), residual (None, "before" or "after" the activation), view, quantised,
     layer, pre_activated, image, depthwise, spread, types, output_types. Raises KernelError for an unknown op_type.
     """

@@ -38,7 +38,7 @@ std::string types_of(std::uint32_t mask) {
 
 std::string describe_variant(Variant const &v) {
   Facts const &f = v.facts;
-  constexpr char const *kKinds[] = {"convolution", "norm", "norm_backward"};
+  constexpr char const *kKinds[] = {"convolution", "norm", "norm_backward", "window"};
   constexpr char const *kResiduals[] = {"null", "\"before\"", "\"after\""};
   auto const yes = [](bool value) { return value ? "true" : "false"; };
   std::string const types = types_of(f.quantised                              ? kQuantisedTypes

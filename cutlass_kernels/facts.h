@@ -16,11 +16,11 @@ constexpr char const *kActivationNames[kActivations] = {"",          "Relu",    
 // A tensor z like the output. Convolutions: y = act(conv + b + z), or act(conv + b) + z. Norms: y = norm(x + z).
 enum class Residual : std::int32_t { kNone, kBefore, kAfter };
 
-enum class Kind : std::int32_t { kConvolution, kNorm, kNormBackward };
+enum class Kind : std::int32_t { kConvolution, kNorm, kNormBackward, kWindow };
 
 struct Facts {
   Kind kind = Kind::kConvolution;
-  std::int32_t sources = 0;  // tensors that a convolution concatenates; 0 for a norm
+  std::int32_t sources = 0;  // tensors that a convolution or a window concatenates; 0 for a norm
   Activation activation = Activation::kNone;
   Residual residual = Residual::kNone;
   bool view = false;              // a source may be a channel range of a wider tensor and may be enlarged

@@ -29,7 +29,7 @@ MODULES = {
     "test_side_by_side_gpu", "test_sm90",
     "test_sm90_beside", "test_sm90_forms_gpu", "test_sm90_last_tiles", "test_sm90_patch_rows",
     "test_sm90_phases", "test_sm90_small",
-    "test_sm90_tf32", "test_spread",
+    "test_sm90_tf32", "test_spread", "test_window_gpu",
 }  # fmt: skip
 MULTIPROCESSORS = {"90": "132", "89": "128", "80": "108"}
 TIMINGS = {"early": 0, "late": 1, "any": 2}

@@ -24,7 +24,7 @@ def described(stem: str) -> dict:
 
 def test_every_stem_has_a_description_in_each_layer() -> None:
     library = {o["name"] for o in kernels.describe()["ops"]}
-    graph_ops = {stem for stem in library if not stem.endswith("_training")}  # backward passes are in no ONNX graph
+    graph_ops = library - {"row_norm_training", "window"}  # PyTorch's alone: no ONNX graph holds them
     python = {finder.op.stem for finder in finders()}
     folders = {p.name for p in (ROOT / "cutlass_kernels").iterdir() if p.is_dir()}
     plugins = {stem for stem in library if (ROOT / f"plugins/{stem}.cpp").is_file()}

@@ -265,6 +265,25 @@ def test_branches_that_run_side_by_side_compute_what_they_do_one_by_one(
     assert all(torch.equal(beside()[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("mode", ["cudnn", "compile"])
+@pytest.mark.parametrize("network", ["googlenet", "hrnet_head"])
+def test_pools_and_resizes_between_fused_nodes_run_by_our_kernels(network: str, mode: str, tmp_path: Path) -> None:
+    from cutefuse.engines.pytorch.files import describe
+
+    plain = models.build(network, "float16", small=True)
+    engine = build(patched(plain, tmp_path), mode)
+    windows = [step for step in engine.program.steps if not getattr(step.run, "named", True)]
+    assert len(windows) >= 3
+    assert float64.error(engine(), float64.exact(plain)) < Limits.of(plain, "float16").patched
+    layers = [describe(engine.program, layer) for layer in engine.layers(2)]
+    names = {step.name for step in windows}
+    assert {layer["LayerType"] for layer in layers if layer["Name"] in names} <= {
+        "MaxPool",
+        "Resize",
+        "GlobalAveragePool",
+    }
+
+
 def test_timing_the_tiles_of_a_whole_network_takes_less_than_five_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

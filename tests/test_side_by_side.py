@@ -25,9 +25,9 @@ def program(text: str) -> Any:
         reads, made = word.split(">")
         run: Any = object.__new__(FusedNode) if made.isupper() else abs
         if made.isupper():
-            run.name, run.kept = made, None
+            run.name, run.kept, run.named = made, None, True
         steps.append(Step(run, list(reads), list(made.lower()), made, "", {}, []))
-    return Program({"x": "x"}, {}, steps, {}, {}, {}, [s.run for s in steps if s.name.isupper()])
+    return Program({"x": "x"}, {}, steps, {}, {}, {})
 
 
 @pytest.mark.parametrize(

@@ -379,13 +379,14 @@ class TestTilesOfAReport:
 
     @pytest.mark.torch
     def test_a_tile_that_cannot_run_is_left_with_a_note(self, tmp_path: Path) -> None:
-        from types import SimpleNamespace
+        from cutefuse.engines.pytorch.onnx_ops.fused import FusedNode
+        from cutefuse.engines.pytorch.onnx_ops.program import Program, Step
 
-        from cutefuse.engines.pytorch.onnx_ops.program import Program
-
-        program = Program({}, {}, [], {}, {}, {})
-        nodes = [SimpleNamespace(name=n, tiles=lambda: [3, 5], config=0) for n in ("x", "y")]
-        program.fused = nodes  # type: ignore[assignment]
+        nodes: list[Any] = [object.__new__(FusedNode) for _ in "xy"]
+        for node, name in zip(nodes, "xy", strict=True):
+            node.name, node.tiles, node.config, node.named = name, lambda: [3, 5], 0, True
+        steps = [Step(node, [], [], node.name, "", {}, []) for node in nodes]
+        program = Program({}, {}, steps, {}, {}, {})
         program.choose_tiles({"x": 5, "y": 9, "body": 3}, ["x", "y", "body"])
         assert [n.config for n in nodes] == [5, 0]
         assert program.notes == ["y runs the kernels' first guess: tile 9 cannot run it here"]

@@ -4,13 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "divider.h"
 #include "op.h"
-
-#ifdef __CUDACC__
-#define CUTEFUSE_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define CUTEFUSE_HOST_DEVICE inline
-#endif
 
 namespace cutefuse::conv {
 
@@ -170,23 +165,6 @@ CUTEFUSE_HOST_DEVICE constexpr int output_size(int input, int filter, int stride
 // Row m of the GEMM is output pixel (n, p, q); (h0, w0) is the input pixel under filter tap (0, 0), maybe outside.
 struct Pixel {
   int n, h0, w0;
-};
-
-// Division of 0 <= n < 2^31 by a run-time constant with one multiplication (Granlund and Montgomery 1994, section 4).
-struct Divider {
-  int divisor = 1;
-  std::uint32_t multiplier = 0;
-  int shift = 0;
-
-  Divider() = default;
-  explicit Divider(int d) : divisor(d) {
-    while ((std::int64_t(1) << shift) < d) ++shift;
-    multiplier = static_cast<std::uint32_t>(((std::uint64_t(1) << (31 + shift)) + d - 1) / d);
-    --shift;
-  }
-  CUTEFUSE_HOST_DEVICE int divide(int n) const {
-    return divisor == 1 ? n : static_cast<int>(std::uint64_t(n) * multiplier >> 32 >> shift);
-  }
 };
 
 // The dividers are by P*Q and by Q.

@@ -76,7 +76,7 @@ void test_blocks(std::vector<int> const &channels, int R, int S) {
 
 void test_divider() {
   for (int d : {1, 2, 3, 5, 7, 64, 100, 513, 65535, 65536, 1 << 20, 16777213, 0x7ffffffe, 0x7fffffff}) {
-    cc::Divider const divider(d);
+    cutefuse::Divider const divider(d);
     for (std::int64_t q = 0; q <= 40; ++q) {
       for (std::int64_t n : {q * d - 1, q * d, q * d + 1, 0x7fffffff - q}) {
         if (n < 0 || n > 0x7fffffff) continue;
@@ -88,7 +88,7 @@ void test_divider() {
 
 void test_pixels() {
   cc::Problem const p = problem({8}, 3, 2);
-  cc::Divider const by_image(p.P * p.Q), by_row(p.Q);
+  cutefuse::Divider const by_image(p.P * p.Q), by_row(p.Q);
   int m = 0;
   for (int n = 0; n < p.N; ++n) {
     for (int row = 0; row < p.P; ++row) {

@@ -209,7 +209,7 @@ def describe(program: Program, layer: Layer) -> dict[str, Any]:
 def _tactic(layer: Layer, single: Step | None) -> dict[str, Any]:
     """The kernels of a layer; of a fused node its tile, which is what TensorRT would time as a tactic."""
     names = " + ".join(layer.kernels)
-    if single is None or not isinstance(single.run, FusedNode):
+    if single is None or not isinstance(single.run, FusedNode) or not single.run.named:
         return {"TacticName": names, "TacticValue": f"0x{0:016x}"}
     node = single.run
     times = {node.name_of(tile): time_us for tile, time_us in node.tiles_us.items()}
@@ -219,9 +219,14 @@ def _tactic(layer: Layer, single: Step | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _is_plugin(step: Step) -> bool:
+    """Whether a step is a node of our domain in the model."""
+    return isinstance(step.run, FusedNode) and step.run.named
+
+
 def _type(layer: Layer, single: Step | None) -> str:
     if single is not None:
-        return "PluginV3" if isinstance(single.run, FusedNode) else single.op_type
+        return "PluginV3" if _is_plugin(single) else single.op_type
     found = [s.op_type for s in layer.steps if s.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")]
     name = layer.name.lower()
     if found:
@@ -231,8 +236,8 @@ def _type(layer: Layer, single: Step | None) -> str:
 
 def _parameters(program: Program, step: Step) -> dict[str, Any]:
     weights = [program.constants[s] for s in step.inputs[1:] if s in program.constants]
-    if isinstance(step.run, FusedNode):
-        return {"PluginType": step.run.op_type, "PluginVersion": "1", "PluginNamespace": "cutefuse"}
+    if _is_plugin(step):
+        return {"PluginType": step.op_type, "PluginVersion": "1", "PluginNamespace": "cutefuse"}
     if isinstance(step.run, (Convolution, ConvolutionRelu)) and weights:
         conv = step.run if isinstance(step.run, Convolution) else step.run.inner
         kernel, filters = list(weights[0].shape[2:]), weights[0].shape[0]

@@ -28,13 +28,16 @@ from cutefuse.engines.pytorch.layers import Layer
 from cutefuse.engines.pytorch.lock import alone, is_shared
 from cutefuse.engines.pytorch.onnx_ops import program as programs
 from cutefuse.engines.pytorch.onnx_ops.convolution import ConvolutionRelu
+from cutefuse.engines.pytorch.onnx_ops.heads import take_heads
 from cutefuse.engines.pytorch.onnx_ops.merge import merge
+from cutefuse.engines.pytorch.onnx_ops.windows import take_windows
 from cutefuse.engines.pytorch.side_by_side import arrange, side_by_side
 from cutefuse.engines.pytorch.tile_times import mean_us
 from cutefuse.engines.pytorch.tiles import choose_tiles
 from cutefuse.errors import CutefuseError
 from cutefuse.graph import store
 from cutefuse.timing.noise import interleave, steady
+from cutefuse.torch.launch import sm_of
 
 MODES = ("cudnn", "compile")
 _WARM_RUNS = 3  # before a capture: cuDNN tries its algorithms, Triton loads its kernels
@@ -106,6 +109,8 @@ class TorchEngine:
         with torch.cuda.device(where) if where.type == "cuda" else contextlib.nullcontext():
             program = programs.load(proto, dims, fused=plugins and where.type == "cuda")
             merge(program, convolutions=mode == "cudnn")
+            take_windows(program)
+            take_heads(program, sm_of() if where.type == "cuda" else 0)
             arrange(program)
             known = {n.name for n in proto.graph.node if n.domain == programs.DOMAIN}
             choose_tiles(program, tiles, known)
@@ -245,9 +250,9 @@ class TorchEngine:
 
     def _allocate_workspace(self) -> Tensor | None:
         """One buffer for all fused nodes: they run one after the other."""
-        size = max((node.workspace_bytes() for node in self.program.fused), default=0)
+        size = max((node.workspace_bytes() for node in self.program.kernels), default=0)
         buffer = torch.empty(size, dtype=torch.uint8, device=self.device) if size > 0 else None
-        for node in self.program.fused:
+        for node in self.program.kernels:
             node.workspace = buffer
         return buffer
 

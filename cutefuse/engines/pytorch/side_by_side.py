@@ -49,7 +49,6 @@ def arrange(program: Program) -> None:
             if missing[user] == 0:
                 heapq.heappush(ready, (ranks[user], user))
     program.steps = order
-    program.fused = [step.run for step in order if isinstance(step.run, FusedNode)]
 
 
 @contextlib.contextmanager

@@ -43,16 +43,18 @@ GUESS, GIVEN, TIMED = "first guess", "given", "timed"
 
 class FusedNode:
     """One fused node as a function of its tensors. `config`: the tile, 0 for the kernels' first guess. `tile_from`: who
-    chose it, GUESS, GIVEN or TIMED. `tiles_us`: id of a tile -> microseconds, of those that were timed."""
+    chose it, GUESS, GIVEN or TIMED. `tiles_us`: id of a tile -> microseconds, of those that were timed. `named`: the
+    model has the node; else the engine runs a standard one by our kernels."""
 
     def __init__(
-        self, name: str, op_type: str, attrs: dict[str, Any], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
-    ) -> None:
-        self.name, self.op_type = name, op_type
+        self, name: str, op_type: str, attrs: dict[str, Any], inputs: Sequence[Tensor], outputs: Sequence[Tensor],
+        named: bool = True,
+    ) -> None:  # fmt: skip
+        self.name, self.op_type, self.named = name, op_type, named
         self.attrs = {k: v for k, v in attrs.items() if k not in _OTHERS}
         self.inputs, self.outputs = list(inputs), list(outputs)
         facts = kernels.facts(op_type)
-        self.images = facts["kind"] == "convolution"  # read as NHWC pixels
+        self.images = facts["kind"] in ("convolution", "window")  # read as NHWC pixels
         self.first_image = int(facts["image"])  # which of the inputs is the first of them
         self.config = 0
         self.tile_from = GUESS

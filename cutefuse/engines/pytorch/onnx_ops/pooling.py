@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +18,22 @@ from cutefuse.engines.pytorch.onnx_ops.node import Node, Run, operator
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _LOOP = 25  # pixels of a window from which on Inductor loops over them, two to four times slower than both axes in turn
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+@dataclass(frozen=True, eq=False)
+class Windowed:
+    """A pool or a linear Resize of images as PyTorch runs it, beside the attributes with which our kernels do
+    (cutlass_kernels/window); `windows` knows it by its class."""
+
+    run: Run
+    attrs: Mapping[str, Any]
+
+    def __call__(self, *xs: Tensor) -> Tensor:
+        y: Tensor = self.run(*xs)
+        return y
+
+
+MAX, MEAN, LINEAR = 0, 1, 2  # the attribute `mode`
 
 
 class _Window:
@@ -47,6 +66,11 @@ class _Window:
         small = all(2 * p <= k for p, k in zip(self.pads, self.kernel * 2, strict=True))
         return self.pads[:rank] == self.pads[rank:] and small and not any(self.beyond)
 
+    def attrs(self, mode: int, counts_pads: bool = False) -> dict[str, Any]:
+        """As our kernels take it."""
+        shape = {"kernel_shape": self.kernel, "strides": self.stride, "pads": self.pads, "dilations": self.dilation}
+        return {"mode": [mode], **shape, "count_include_pad": [int(counts_pads)]}
+
     @property
     def all_pads(self) -> list[int]:
         return self.pads[: self.rank] + [e + b for e, b in zip(self.pads[self.rank :], self.beyond, strict=True)]
@@ -57,6 +81,11 @@ def max_pool(node: Node) -> Run:
     if node.outputs > 1:
         raise node.refuse("its second output (Indices) is not supported; leave it out")
     window = _Window(node)
+    run = _max_run(node, window)
+    return Windowed(run, window.attrs(MAX)) if window.rank == 2 else run
+
+
+def _max_run(node: Node, window: _Window) -> Run:
     function, kernel, stride, dilation = _MAX[window.rank], window.kernel, window.stride, window.dilation
     if window.plain:
         begin = window.pads[: window.rank]
@@ -80,8 +109,12 @@ def _max_by_axis(x: Tensor, window: _Window) -> Tensor:
 
 @operator("AveragePool")
 def average_pool(node: Node) -> Run:
-    window = _Window(node)
-    counts_pads = bool(node.attr("count_include_pad", 0))
+    window, counts_pads = _Window(node), bool(node.attr("count_include_pad", 0))
+    run = _average_run(node, window, counts_pads)
+    return Windowed(run, window.attrs(MEAN, counts_pads)) if window.rank == 2 else run
+
+
+def _average_run(node: Node, window: _Window, counts_pads: bool) -> Run:
     function, kernel, stride, begin = _AVERAGE[window.rank], window.kernel, window.stride, window.pads[: window.rank]
     dilated = any(d != 1 for d in window.dilation)
     if window.plain and not dilated:
@@ -131,4 +164,9 @@ def global_pool(node: Node) -> Run:
     axes = tuple(range(2, node.rank(0)))
     if node.op_type == "GlobalMaxPool":
         return lambda x: torch.amax(x, axes, keepdim=True)
-    return lambda x: torch.mean(x, axes, keepdim=True)
+    return mean_of_images(node, lambda x: torch.mean(x, axes, keepdim=True))
+
+
+def mean_of_images(node: Node, run: Run) -> Run:
+    """The mean of each channel over an image's rows and columns, both kept."""
+    return Windowed(run, {"mode": [MEAN], "kernel_shape": node.shape(0)[2:]}) if node.rank(0) == 4 else run

@@ -65,8 +65,17 @@ class Program:
     constants: dict[str, Tensor]
     shapes: dict[str, Tensor]
     tensors: dict[str, str]
-    fused: list[FusedNode] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def kernels(self) -> list[FusedNode]:
+        """All steps that run by our kernels, in order."""
+        return [step.run for step in self.steps if isinstance(step.run, FusedNode)]
+
+    @property
+    def fused(self) -> list[FusedNode]:
+        """Those that are nodes of the model."""
+        return [node for node in self.kernels if node.named]
 
     def choose_tiles(self, tiles: Mapping[str, int], known: Collection[str]) -> None:
         """Give fused nodes their tiles by name. `known`: all fused nodes of the model, also those that run their
@@ -90,7 +99,6 @@ class Program:
                 needed |= {s for s in step.inputs if s}
                 kept.append(step)
         self.steps = kept[::-1]
-        self.fused = [step.run for step in self.steps if isinstance(step.run, FusedNode)]
         self.constants = {s: t for s, t in self.constants.items() if s in needed}
         made = {s for step in kept for s in step.outputs} | set(self.inputs.values())
         self.shapes = {s: t for s, t in self.shapes.items() if s in made}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cutefuse.engines.pytorch.onnx_ops.node import Node, Run, elements, operator
+from cutefuse.engines.pytorch.onnx_ops.pooling import mean_of_images
 
 
 def _product(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
@@ -52,7 +53,8 @@ def reduce(node: Node) -> Run:
     if whole and node.op_type == "ReduceMean":
         dtype, count = node.tensor(0).dtype, elements([node.shape(0)[a] for a in chosen])
         return lambda x: torch.div(torch.sum(x, chosen, keep), count, rounding_mode="trunc").to(dtype)
-    return lambda x: function(x, chosen, keep)
+    run: Run = lambda x: function(x, chosen, keep)  # noqa: E731
+    return mean_of_images(node, run) if (node.op_type, chosen, keep) == ("ReduceMean", (2, 3), True) else run
 
 
 _SOFTMAX: dict[str, Callable[[Tensor, int], Tensor]] = {

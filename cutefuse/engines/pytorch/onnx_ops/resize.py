@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cutefuse.engines.pytorch.onnx_ops.node import Node, Run, operator
+from cutefuse.engines.pytorch.onnx_ops.pooling import LINEAR, Windowed
 
 _POSITIONS = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners", "half_pixel_symmetric",
               "tf_crop_and_resize")  # fmt: skip
@@ -116,9 +117,23 @@ def resize(node: Node) -> Run:
     changed = [a for a, axis in enumerate(axes) if axis.out != axis.size or kind == "tf_crop_and_resize"]
     if not changed:
         return lambda x: x
-    quick = _interpolate(node, axes, mode, kind, rounding) if not (antialias or outside) else None
-    if quick is not None:
-        return quick
+    plain = not (antialias or outside)
+    run = _interpolate(node, axes, mode, kind, rounding) if plain else None
+    run = run or _by_tables(node, axes, changed, mode, kind, rounding)
+    images = len(axes) == 4 and min(changed) >= 2 and kind != "tf_crop_and_resize"
+    return Windowed(run, _steps(axes[2:], kind)) if mode == "linear" and plain and images else run
+
+
+def _steps(axes: list[_Axis], kind: str) -> dict[str, Any]:
+    """A linear Resize as our kernels take it: its positions are even steps from the first one."""
+    places = [axis.positions(kind) for axis in axes]
+    scales = [float(p[-1] - p[0]) / (len(p) - 1) if len(p) > 1 else 1.0 for p in places]
+    return {"mode": [LINEAR], "scales": scales, "offsets": [float(p[0]) if len(p) else 0.0 for p in places]}
+
+
+def _by_tables(node: Node, axes: list[_Axis], changed: list[int], mode: str, kind: str, rounding: str) -> Run:
+    """An axis at a time: by indices or, where neighbours are weighted, as a product with a matrix."""
+    antialias, outside = bool(node.attr("antialias", 0)), bool(node.attr("exclude_outside", 0))
     extrapolated = node.attr("extrapolation_value", 0.0)
     seen = np.ones([1] * len(axes), dtype=bool)  # what a crop takes from inside of the image
     for a in changed:
