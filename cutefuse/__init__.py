@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cutefuse.errors import CutefuseError, VerificationError
 
 if TYPE_CHECKING:
-    from cutefuse.rewrite.in_memory import Patched, patch
-    from cutefuse.rewrite.surgeon import patch_graph
+    from cutefuse.rewrite.in_memory import Patched, patch, patch_graph
 
 __version__ = "0.2.0"
 __all__ = [
@@ -20,10 +19,7 @@ __all__ = [
 ]  # fmt: skip
 
 # name -> the module that has it, imported when someone asks: `import cutefuse` alone stays cheap.
-_ON_DEMAND = {
-    "Patched": "cutefuse.rewrite.in_memory", "patch": "cutefuse.rewrite.in_memory",
-    "patch_graph": "cutefuse.rewrite.surgeon",
-}  # fmt: skip
+_ON_DEMAND = dict.fromkeys(("Patched", "patch", "patch_graph"), "cutefuse.rewrite.in_memory")
 
 if not TYPE_CHECKING:  # a checker that saw it would take any name
 

@@ -39,6 +39,16 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: S
     return lines
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: "1 site", "3 sites"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are: "a, b and 3 more"."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def scaled(figure: float | None, unit: float) -> str:
     """A figure in a unit, with three digits; "?" for one that is not known."""
     return "?" if figure is None else f"{figure / unit:.3g}"

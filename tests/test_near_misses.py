@@ -196,8 +196,9 @@ def test_causes_are_counted_and_ordered() -> None:
 
 
 def test_no_row_of_the_table_is_hidden_by_an_earlier_one() -> None:
-    for i, (words, _) in enumerate(CAUSES):
-        assert not [w for w, _ in CAUSES[:i] if w in words], words
+    rows = [w for words in CAUSES.values() for w in words]
+    for i, words in enumerate(rows):
+        assert not [w for w in rows[:i] if w in words], words
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,7 @@ def test_a_failure_while_writing_leaves_nothing_behind(source: Path, monkeypatch
     def fail(*args: object, **kwargs: object) -> None:
         raise cutefuse.CutefuseError("the disk is full; free some space")
 
-    monkeypatch.setattr(rewrite._Constants, "add", fail)
+    monkeypatch.setattr(rewrite._Operands, "add", fail)
     assert main([str(source)]) == 2
     assert [p.name for p in source.parent.iterdir()] == ["model.onnx"]
 

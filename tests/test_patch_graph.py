@@ -18,7 +18,7 @@ import cutefuse
 import models
 from cutefuse.errors import CutefuseError, VerificationError
 from cutefuse.graph.runner import Runner
-from cutefuse.rewrite import in_memory, surgeon
+from cutefuse.rewrite import in_memory
 from cutefuse.rewrite.patch import Options, patch
 
 gs = pytest.importorskip("onnx_graphsurgeon")
@@ -145,7 +145,7 @@ def test_weights_that_were_left_in_files_are_refused(tmp_path: Path) -> None:
 def test_a_difference_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     done, _ = in_memory.patched(graph(SITE), Options(all_sites=True, verify=True), "g")
     done.report["verify"] = {**done.report["verify"], "passed": False, "why": "output y differs"}
-    monkeypatch.setattr(surgeon, "patched", lambda model, options, name: (done, None))
+    monkeypatch.setattr(in_memory, "patched", lambda model, options, name: (done, None))
     with pytest.raises(VerificationError, match="computes something else: output y differs"):
         cutefuse.patch_graph(site(), verify=True)
 
@@ -153,7 +153,7 @@ def test_a_difference_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_package_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx_graphsurgeon", None)
     with pytest.raises(CutefuseError, match="pip install onnx-graphsurgeon"):
-        surgeon.patch_graph(object())
+        in_memory.patch_graph(object())
 
 
 def test_a_name_that_the_package_has_not_is_an_attribute_error() -> None:

@@ -97,9 +97,7 @@ def test_unpatching_streams_too(tmp_path: Path) -> None:
 def test_a_model_that_outgrows_protobuf_moves_its_weights_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cutefuse.rewrite import patch
-
-    monkeypatch.setattr(patch, "EXTERNAL_LIMIT", 10_000)
+    monkeypatch.setattr(store, "EXTERNAL_LIMIT", 10_000)
     values = weights(w=(40, 24, 3, 3), k=(40,), u=(12, 40, 1, 1), s=(1, 12, 1, 1))
     onnx.save(graph(BODY, values), str(tmp_path / "m.onnx"))
     assert main([str(tmp_path / "m.onnx"), "--all", "--verify"]) == 0

@@ -30,6 +30,15 @@ def test_the_target_is_this_machines_gpu_unless_it_is_given(source: Path, monkey
         assert json.loads(source.with_name("model.patch.json").read_text())["sm"] == sm
 
 
+@pytest.mark.parametrize("words", ["9.0", "sm_90", "-1", ""])
+def test_a_capability_in_other_words_is_refused_with_how_to_write_it(
+    words: str, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([str(source), f"--sm={words}"])
+    assert stop.value.code == 2 and "90 for 9.0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "sm", "gpu"),
     [

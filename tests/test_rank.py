@@ -16,7 +16,7 @@ from cutefuse.commands.patch import main as patch_main
 from cutefuse.commands.rank import main as rank_main
 from cutefuse.match.find import find_sites
 from cutefuse.match.site import FUSED
-from cutefuse.report.analyse.rank import Candidate, candidates, engine_of, engine_peaks
+from cutefuse.report.analyse.rank import Candidate, candidates, engine_peaks, profile_of
 from cutefuse.report.write import write
 
 RMS = "q = Mul(x, x) m = ReduceMean<axes=[-1]>(q) v = Add(m, eps) r = Sqrt(v) n = Div(x, r) y = Mul(n, g)"
@@ -49,7 +49,7 @@ def profiled(
 
 
 def ranked(folder: Path) -> list[Candidate]:
-    engine = engine_of(folder / "profile", folder / "model.onnx")
+    engine = profile_of(folder / "profile", folder / "model.onnx")
     return candidates(engine, folder / "model.onnx", engine_peaks(engine))
 
 

@@ -67,7 +67,7 @@ def test_pages_render_in_every_shape(tmp_path: Path, width: int, height: int, da
 
 
 def test_a_comparison_renders(tmp_path: Path) -> None:
-    page = write_compare(list(ef.write_pair(tmp_path)), tmp_path / "compare.html")
+    write_compare(list(ef.write_pair(tmp_path)), page := tmp_path / "compare.html")
     dom = chromium(tmp_path, "--dump-dom", "--enable-logging=stderr", page.as_uri())
     assert "Uncaught" not in dom
     assert screenshot(tmp_path, page, "compare.png", 1240, 900).stat().st_size > 20_000
@@ -104,7 +104,7 @@ def test_tables_keep_their_columns_inside_of_the_window(tmp_path: Path, width: i
         assert {"layer", "type", "math", "µs", "%", "output", "format", "GFLOP", "MiB", "GB/s", "% roof"} <= set(
             headings
         )
-    page = write_compare(list(ef.write_pair(tmp_path)), tmp_path / "compare.html")
+    write_compare(list(ef.write_pair(tmp_path)), page := tmp_path / "compare.html")
     beyond, outside, _ = asked(tmp_path, page, OUTSIDE, width)
     assert beyond <= 0 and outside == []
 

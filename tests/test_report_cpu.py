@@ -191,7 +191,8 @@ def test_a_comparison_says_that_function_bodies_are_no_measure(
     plain = engine(tmp_path / "a", [concat("cat", "t", "/cat"), conv("c", "t", "y", SITE)])
     bodies = engine(tmp_path / "b", BODY, patched=True)
     assert "no measure of the kernels" in compare_terminal(compare([plain, bodies]))
-    page = write_compare([tmp_path / "a", tmp_path / "b"], tmp_path / "compare.html").read_text()
+    write_compare([tmp_path / "a", tmp_path / "b"], tmp_path / "compare.html")
+    page = (tmp_path / "compare.html").read_text()
     assert "no measure of the kernels" in page and 'class="tile bad"' not in page
     assert "no measure of the kernels" in capsys.readouterr().out
     assert compare([plain, plain]).caution == ""
@@ -200,7 +201,7 @@ def test_a_comparison_says_that_function_bodies_are_no_measure(
 
 
 def section(page: str, name: str) -> str:
-    found = re.search(rf'<section class="card" id="{name}">.*?</section>', page, re.S)
+    found = re.search(rf'<section [^>]*id="{name}">.*?</section>', page, re.S)
     return found[0] if found else ""
 
 

@@ -93,7 +93,7 @@ def test_the_page_of_an_engine_without_times_shows_copies_kinds_and_formats(tmp_
 
 def test_compare_says_what_copies_came_and_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, after = store(tmp_path / "plain", PLAIN), store(tmp_path / "patched", PATCHED)
-    page = write_compare([before, after], tmp_path / "c.html")
+    write_compare([before, after], page := tmp_path / "c.html")
     assert "copies: 2 → 3 (+1)" in capsys.readouterr().out
     assert 'id="moved"' in page.read_text() and 'href="#aligned"' not in page.read_text()
     data = json.loads(page.with_suffix(".json").read_text())
@@ -112,7 +112,7 @@ def test_engines_of_classic_tensorrt_say_it_as_well(tmp_path: Path, capsys: pyte
     before, after = ef.write_pair(tmp_path)
     part, image = 64 * 64 * 64 * 2, 8 * 64 * 64  # bytes of a source of the Concat, elements of the input
     assert moved(read_engine(find_engines(before)[0]).layers).copy_bytes == 2 * 2 * part + image * (4 + 2)
-    page = write_compare([before, after], tmp_path / "c.html")
+    write_compare([before, after], page := tmp_path / "c.html")
     assert "copies: 3 → 1 (-2)" in capsys.readouterr().out and 'id="kinds"' in page.read_text()
 
 

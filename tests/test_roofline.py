@@ -12,9 +12,8 @@ from cutefuse.commands.roofline import main
 from cutefuse.errors import CutefuseError
 from cutefuse.report.read.cost import Cost, layer_cost, place
 from cutefuse.report.read.reader import find_engines, read_engine
-from cutefuse.roofline.intensity import crossing
 from cutefuse.roofline.layers import common_layers, conv, conv_from, layer_view, matmul, matmul_from
-from cutefuse.roofline.llm import MODELS, Transformer, llm_view, transformer_from
+from cutefuse.roofline.llm import MODELS, Transformer, crossing, llm_view, transformer_from
 from cutefuse.roofline.measure import measure_cpu, peaks_for
 from cutefuse.roofline.peaks import Peaks, board, boards, by_name
 

@@ -318,7 +318,7 @@ class TestCommand:
         return tmp_path / "model.onnx"
 
     def with_timer(self, monkeypatch: pytest.MonkeyPatch, timer: Any) -> Any:
-        monkeypatch.setattr("cutefuse.commands.tuning.gpu_timer", lambda: timer)
+        monkeypatch.setattr("cutefuse.commands.choices.gpu_timer", lambda: timer)
         return timer
 
     def test_the_report_carries_gain_and_tile_and_the_next_run_times_nothing(

@@ -23,7 +23,7 @@ SIZES = {"a": "1,64,80,80", "b": "1,64,80,80"}
 
 @pytest.fixture
 def timer() -> Any:
-    from cutefuse.commands.tuning import gpu_timer
+    from cutefuse.commands.choices import gpu_timer
 
     return gpu_timer()
 

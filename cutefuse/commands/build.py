@@ -98,13 +98,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser, backends: tuple[str, .
         metavar="S",
         help="end trtexec, or the process of TensorRT for RTX, after this many seconds",
     )
-    parser.add_argument(
-        "--sm", type=whole_number, metavar="89", help="compute capability that rtx builds for (this GPU's, or 89)"
-    )
+    parser.add_argument("--sm", type=whole_number, metavar="89", help="compute capability for rtx (this GPU's, or 89)")
     parser.add_argument("--gpu", metavar="NAME", help="GPU that rtx builds for, as 'RTX 4090', instead of --sm")
     parser.add_argument("--no-plugins", action="store_true", help="build fused nodes from their function bodies")
     parser.add_argument(
-        "--trt-version", metavar="V", help="TensorRT version of a dry run without trtexec, such as 10.3 (newest)"
+        "--trt-version", metavar="V", help="TensorRT of a dry run without trtexec, such as 10.3 (newest)"
     )
 
 

@@ -1,4 +1,4 @@
-"""The options that `patch` and `optimize` share: which sites, which sizes, which GPU."""
+"""The options that `patch` and `optimize` share: which sites, which sizes, which GPU, and what `--tune` times there."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from typing import Any
 from cutefuse import kernels
 from cutefuse.commands.doctor import local_gpu
 from cutefuse.engines.cuda_memory import local_sm
+from cutefuse.engines.pytorch import gpu_torch
 from cutefuse.errors import CutefuseError
 from cutefuse.operators.layouts import RTX, RTX_CAPABILITIES, TENSORRT
+from cutefuse.optimize.site_times import NAMES, gpu_of
 from cutefuse.rewrite.options import TAKES, Options
 from cutefuse.select.times import device_of
+from cutefuse.timing.cache import TuneCache
+from cutefuse.timing.calls import Timer, Tuner
 
 
 def add_choices(p: argparse.ArgumentParser) -> None:
@@ -59,11 +63,9 @@ def _capability(text: str) -> int:
 
 
 def target_of(gpus: Sequence[str], sm: int | None, engine: str = TENSORRT) -> tuple[int, str]:
-    """Compute capability (times 10) and name of the first of some GPUs, or of this machine's where none is named and
-    the engine supports it.
+    """Compute capability (times 10) and name of the first of some GPUs, else of this machine's if the engine takes it.
 
-    Raises CutefuseError for a GPU that is not known, for a further one without kernels, and for a name and a compute
-    capability of different GPUs.
+    Raises CutefuseError for an unknown GPU, a further one without kernels, a name and capability of different GPUs.
     """
     if not gpus:
         own = local_sm()
@@ -84,3 +86,29 @@ def target_of(gpus: Sequence[str], sm: int | None, engine: str = TENSORRT) -> tu
 def sm_of(gpu: str) -> int:
     """Compute capability (times 10) of a GPU's name. Raises CutefuseError for one that is not known."""
     return device_of(0, gpu).sm
+
+
+def gpu_timer() -> Timer:
+    """The timer of this machine's first GPU. Raises CutefuseError, in one sentence, where there is none."""
+    gpu_torch("tuning", "leave --tune out")
+    from cutefuse.engines.pytorch.graph_times import GpuTimer
+    from cutefuse.torch.launch import sm_of
+
+    if reason := kernels.reject_device(sm_of()):
+        raise CutefuseError(f"{reason}; leave --tune out")
+    return GpuTimer()
+
+
+def tuner_of(rival: str) -> Tuner:
+    """Times sites against cuDNN, torch.compile or the better of them, with the times that are kept on this machine."""
+    return Tuner(gpu_timer(), TuneCache(), rival)
+
+
+def tuned(tuner: Tuner) -> list[str]:
+    """What was timed, a sentence each."""
+    cache, modes = tuner.cache, " and ".join(NAMES[mode] for mode in tuner.modes)
+    lines = [
+        f"tuned on {gpu_of(tuner)}: {tuner.timed} times taken, {tuner.known} known from {cache.path}",
+        f"the rival is PyTorch's ({modes}), not TensorRT's; --profile compares with a TensorRT engine",
+    ]
+    return [*lines, *([cache.note] if cache.note else [])]

@@ -9,7 +9,7 @@ from cutefuse.commands import next_step
 from cutefuse.engines.artifacts import read_json
 from cutefuse.errors import command_line
 from cutefuse.output import add_json, json_alone
-from cutefuse.report.write import compared, write_comparison
+from cutefuse.report.write import write_compare
 
 
 @command_line
@@ -22,8 +22,7 @@ def main(argv: list[str] | None = None) -> None:
     with json_alone(args.json) as show:
         last = args.sources[-1] if args.sources[-1].is_dir() else args.sources[-1].parent
         page = args.output or last / "compare.html"
-        comparison = compared(args.sources, page)
-        write_comparison(comparison, page)
+        comparison = write_compare(args.sources, page)
         show({"page": page, **read_json(page.with_suffix(".json"))})
         print(f"comparison: {page}")
         next_step.after_compare(comparison.engines)

@@ -25,6 +25,7 @@ from cutefuse.graph.store import load_model
 from cutefuse.operators.layouts import RTX, TENSORRT, strange
 from cutefuse.output import add_json, json_alone
 from cutefuse.roofline.peaks import by_name
+from cutefuse.table import some
 
 OK, OPTIONAL, WARNING, MISSING = "ok", "optional", "warning", "missing"
 
@@ -55,9 +56,7 @@ def check_library() -> list[Finding]:
         found.append(Finding("kernels", OK, f"{operators}; {kernels.code_inside()}"))
     else:
         advice = "install nvcc 12.4 or newer and build again: make setup"
-        found.append(
-            Finding("kernels", OPTIONAL, "built without CUDA: rewriting and reports work, kernels do not", advice)
-        )
+        found.append(Finding("kernels", OPTIONAL, "without CUDA: rewriting and reports work, kernels do not", advice))
     return found
 
 
@@ -118,18 +117,14 @@ def check_tensorrt() -> list[Finding]:
     found = []
     path = trtexec.find()
     if path is None:
-        advice = (
-            "install TensorRT's tar or deb package, or set $TRTEXEC; without it ONNX Runtime is the embedded engine"
-        )
+        advice = "install TensorRT's tar or deb, or set $TRTEXEC; without it ONNX Runtime is the embedded engine"
         found.append(Finding("trtexec", OPTIONAL, "not on PATH and not in $TRTEXEC", advice))
     else:
         try:
             found.append(Finding("trtexec", OK, f"{path}, TensorRT {trtexec.inspect(path).version_text}"))
         except CutefuseError as error:
             found.append(Finding("trtexec", MISSING, str(error), "check that it starts: trtexec --help"))
-    found.append(
-        check_package("tensorrt", "pip install tensorrt (builds engines from Python where trtexec is not there)")
-    )
+    found.append(check_package("tensorrt", "pip install tensorrt (builds engines from Python without trtexec)"))
     reason = rtx.available()
     text = f"{rtx.version()}: builds engines, {'which run on this GPU' if not rtx.cannot_run() else 'runs none here'}"
     found.append(Finding(rtx.NAME, OPTIONAL, *reason.split("; ")) if reason else Finding(rtx.NAME, OK, text))
@@ -147,16 +142,14 @@ def tensorrt_versions() -> list[tuple[int, ...]]:
 
 
 def check_faults(model: Path | None, versions: list[tuple[int, ...]]) -> list[Finding]:
-    """Reported faults of TensorRT: of the versions here, and where a model is given those that it meets, of any version
-    where none is here."""
+    """Reported faults of TensorRT: of the versions here, else of any; with a model, those that it meets."""
     graph = Graph(load_model(model), model.parent) if model else None
     found = []
     for fault in faults.FAULTS:
         nodes = fault.nodes(graph) if graph is not None else []
         if (versions and not any(map(fault.concerns, versions))) or (not nodes and (graph is not None or not versions)):
             continue
-        more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
-        where = f"; here {', '.join(nodes[:3])}{more}" if nodes else ""
+        where = f"; here {some(nodes, 3)}" if nodes else ""
         text = f"{fault.title} (reported for TensorRT {fault.versions}: {fault.source}){where}"
         advice = f"{fault.advice}; compare outputs: cutefuse accuracy engine model.onnx"
         found.append(Finding("TensorRT fault", WARNING, text, advice))

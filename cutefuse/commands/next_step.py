@@ -20,6 +20,7 @@ from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError
 from cutefuse.report.read.alike import converted, lowered, unlike
 from cutefuse.report.read.reader import Engine
+from cutefuse.rewrite.unpatch import default_output as undone
 
 # Who began with a script of the checkout may have no `cutefuse` on PATH.
 _SCRIPTS = {"patch": "patch_onnx.py", "build": "build_engine.sh", "process": "process_engine.py",
@@ -40,12 +41,9 @@ def typed(command: str, *words: str | Path) -> str:
         start = ["python", "-m", "cutefuse", command]
     else:
         start = ["cutefuse", command]
-    return " ".join(shlex.quote(_word(word)) for word in (*start, *words))
-
-
-def _word(word: str | Path) -> str:
-    """A word of a command; a path whose name begins like an option is written so that it is none."""
-    return f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
+    # A path whose name begins like an option is written so that it is none.
+    rest = [f"./{w}" if isinstance(w, Path) and str(w).startswith("-") else str(w) for w in words]
+    return shlex.join([*start, *rest])
 
 
 def say(command: str, *words: str | Path, why: str = "") -> None:
@@ -86,8 +84,7 @@ def after_process(source: Path, outdir: Path, words: Sequence[str] = ()) -> None
     """
     if source.suffix != ".onnx":
         return
-    report = _report(source)
-    plain = _plain_model(report, source)
+    plain, dtype = _before(source)
     if plain is None:
         if any(outdir.glob("*.profile.json")):
             say("rank", outdir, source, why="what fusing would save")
@@ -99,8 +96,8 @@ def after_process(source: Path, outdir: Path, words: Sequence[str] = ()) -> None
     if beside is not None:
         say("compare", Path(os.path.relpath(beside)), outdir, why="what was fused, where the time moved")
         return
-    if not plain.is_file() and converted(report):
-        say("unpatch", source, "-o", plain, why=f"the model in {converted(report)} with nothing fused: like with like")
+    if not plain.is_file() and dtype:
+        say("unpatch", source, "-o", plain, why=f"the model in {dtype} with nothing fused: like with like")
     elif not plain.is_file():
         return
     before = outdir.with_name(f"{outdir.name}_plain")
@@ -122,29 +119,18 @@ def after_compare(engines: Sequence[Engine]) -> None:
     say("compare", before, last.folder, why="like with like")
 
 
-def undone(model: Path) -> Path:
-    """Where `unpatch` writes what it makes of a patched model."""
-    return model.with_name(f"{model.name.removesuffix('.onnx').removesuffix('.cutefuse')}.plain.onnx")
-
-
-def _report(model: Path) -> dict[str, Any] | None:
-    """The patch report of a model; None for one that was not patched."""
+def _before(model: Path) -> tuple[Path | None, str]:
+    """The model that a patched one is to be compared with: the one before it, or where that was converted to another
+    type as well, this one undone; and that type. (None, "") for a model that was not patched."""
+    report = None
     with contextlib.suppress(CutefuseError):
         report = patch_report(model)
-        if report and isinstance(report.get("input"), dict):
-            return report
-    return None
-
-
-def _plain_model(report: dict[str, Any] | None, model: Path) -> Path | None:
-    """The model that a patched one is to be compared with: the one before it, or where that was converted as well, this
-    one undone; None for a model that was not patched."""
-    if report is None:
-        return None
-    if converted(report):
-        return undone(model)
+    if not report or not isinstance(report.get("input"), dict):
+        return None, ""
+    if dtype := converted(report):
+        return undone(model), dtype
     before = Path(str(report["input"].get("path")))
-    return before if before.is_file() else model.with_name(before.name)
+    return before if before.is_file() else model.with_name(before.name), ""
 
 
 def _is_float32(model: Path) -> bool:

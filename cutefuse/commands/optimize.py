@@ -18,9 +18,8 @@ from typing import Any
 
 from cutefuse import table
 from cutefuse.commands.build import end_on_sigterm, say_idle_timeout, trtexec_options
-from cutefuse.commands.choices import add_choices, options_of, target_of
+from cutefuse.commands.choices import add_choices, options_of, target_of, tuner_of
 from cutefuse.commands.patch_words import show
-from cutefuse.commands.tuning import tuner_of
 from cutefuse.engines.build import BUILDERS, choose_backend
 from cutefuse.engines.tensorrt import rtx
 from cutefuse.errors import CutefuseError, command_line
@@ -92,7 +91,8 @@ def show_result(data: dict[str, Any], out: Path) -> None:
             rows.append([name, f"{us:.1f}", _ratio(against) if against else "", f"{len(this['sites'])} sites"])
     for site in data["sites"]:
         if site["status"] in (KEPT, DROPPED):
-            rows.append([f"  {site['name']}", _signed(site["measured_us"]), site["verdict"] or "", _about(site)])
+            us = "?" if site["measured_us"] is None else f"{site['measured_us']:+.1f}"
+            rows.append([f"  {site['name']}", us, site["verdict"] or "", _about(site)])
     table.show(f"{data['model']['path']}, {data['backend']}", ["engine or site", "us", "of plain, verdict", "remarks"],
                rows, numbers=(1,))  # fmt: skip
     print(f"us of a site: plain minus patched layers; of an engine: one inference. {HOW}")
@@ -113,10 +113,6 @@ def show_result(data: dict[str, Any], out: Path) -> None:
 
 def _ratio(verdict: dict[str, Any]) -> str:
     return f"{verdict['ratio']:.3f} ({verdict['low']:.3f} to {verdict['high']:.3f})"
-
-
-def _signed(us: float | None) -> str:
-    return "?" if us is None else f"{us:+.1f}"
 
 
 def _about(site: dict[str, Any]) -> str:

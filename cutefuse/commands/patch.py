@@ -13,9 +13,8 @@ from pathlib import Path
 
 from cutefuse import kernels
 from cutefuse.commands.build import end_on_sigterm
-from cutefuse.commands.choices import add_choices, options_of, sm_of, target_of
+from cutefuse.commands.choices import add_choices, options_of, sm_of, target_of, tuned, tuner_of
 from cutefuse.commands.patch_words import behind_patch, show
-from cutefuse.commands.tuning import tuned, tuner_of
 from cutefuse.errors import CutefuseError, command_line
 from cutefuse.operators.layouts import AUTO, CHOICES, ENGINES, RTX, TENSORRT
 from cutefuse.optimize import oracle

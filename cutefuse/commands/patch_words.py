@@ -57,20 +57,14 @@ def show(
         if proof["passed"]:
             print("\n".join(words(proof, (report["conversion"] or {}).get("dtype", ""))))
         else:
-            print(
-                f"error: verification failed ({failure(proof)}); no model was written{_kept(report)}", file=sys.stderr
-            )
+            output = Path(report["output"]["path"])
+            kept = f", and {output} and its report are still those of an earlier run" if output.exists() else ""
+            print(f"error: verification failed ({failure(proof)}); no model was written{kept}", file=sys.stderr)
     if result.output:
         print(f"wrote {result.output} and {result.report_path}")
         next_step.after_patch(result.output, report)
     elif result.exit_code == 3:
         print(_nothing(report, bool(advice)))
-
-
-def _kept(report: dict[str, Any]) -> str:
-    """What is said of an earlier run's files, which a failed proof leaves as they are."""
-    output = Path(report["output"]["path"])
-    return f", and {output} and its report are still those of an earlier run" if output.exists() else ""
 
 
 # ------------------------------------------------------------------------------------------------------- the target
@@ -112,12 +106,9 @@ def _saved(o: Outlook) -> str:
 
 # --------------------------------------------------------------------------------------------------------- the sums
 def _counts(summary: dict[str, Any]) -> str:
-    statuses = (FUSED, MERGED, LEFT_OUT, REFUSED, EXCLUDED)
-    counts = ", ".join(
-        f"{count} {status}" for status in statuses if (count := summary[status.replace(" ", "_")]) or status == FUSED
-    )
-    saved = table.scaled(summary["bytes_saved"], 1e6)
-    found = "1 candidate" if summary["candidates"] == 1 else f"{summary['candidates']} candidates"
+    known = {s: summary[s.replace(" ", "_")] for s in (FUSED, MERGED, LEFT_OUT, REFUSED, EXCLUDED)}
+    counts = ", ".join(f"{count} {status}" for status, count in known.items() if count or status == FUSED)
+    saved, found = table.scaled(summary["bytes_saved"], 1e6), table.counted(summary["candidates"], "candidate")
     return f"{found}: {counts}; {saved} MB of traffic gone; {summary['seconds']} s"
 
 
@@ -127,9 +118,7 @@ def _prediction(report: dict[str, Any]) -> list[str]:
     bases = Counter(s["basis"] for s in report["sites"] if s["status"] == FUSED and s["basis"])
     found = []
     if summary["gain_us"] is not None and bases:
-        by = " and ".join(
-            f"{BASES[basis]} ({count} {'site' if count == 1 else 'sites'})" for basis, count in sorted(bases.items())
-        )
+        by = " and ".join(f"{BASES[basis]} ({table.counted(n, 'site')})" for basis, n in sorted(bases.items()))
         whole = summary["plain_us"]
         part = f" of about {whole:.0f} us, {abs(summary['gain_us']) / whole:.0%}" if whole else " of an unknown whole"
         what = f"{summary['gain_us']:.1f} us saved" if summary["gain_us"] >= 0 else f"{-summary['gain_us']:.1f} us lost"
@@ -138,7 +127,7 @@ def _prediction(report: dict[str, Any]) -> list[str]:
         found.append(f"  by {by}: {'; '.join(against)}")
     if casts := (report["conversion"] or {}).get("casts"):
         dtype, size = report["conversion"]["dtype"], table.scaled(report["conversion"]["cast_bytes"], 1e6)
-        which = "1 Cast" if casts == 1 else f"{casts} Casts"
+        which = table.counted(casts, "Cast")
         found.append(f"{which} to and from {dtype} stand beside the fused nodes; both totals count their {size} MB")
     if unknown := summary["gain_unknown"]:
         found.append(f"what {unknown} of the fused sites save is not known; --min-gain leaves such sites out")
@@ -168,10 +157,8 @@ def _float16(report: dict[str, Any], outlooks: Sequence[Outlook], typed: Sequenc
     if low and (not low.fused or (low.gain_us is not None and low.gain_us <= least_us)):
         return []
     command = next_step.typed("patch", *typed, "--dtype", "fp16")
-    told = ", in which more sites pay"
-    if low:
-        told = f" would fuse {low.fused} {'site' if low.fused == 1 else 'sites'}, {_saved(low)} saved"
-    return [f"the model is float32; float16{told}: {command}"]
+    told = f"would fuse {table.counted(low.fused, 'site')}, {_saved(low)} saved" if low else "lets more sites pay"
+    return [f"the model is float32; float16 {told}: {command}"]
 
 
 # --------------------------------------------------------------------------------------------------------- the sites
@@ -189,9 +176,7 @@ def _best(sites: Sequence[dict[str, Any]]) -> list[str]:
         [*own, problem, _shortened(s["name"][len(cut) :], room)]
         for s, own, problem in zip(best, figures, problems, strict=True)
     ]
-    which = (
-        "the fused sites" if len(fused) == len(best) else f"the {len(best)} of {len(fused)} fused sites that save most"
-    )
+    which = f"the {MOST_SITES} of {len(fused)} fused sites that save most" if fused[MOST_SITES:] else "the fused sites"
     types = sorted({s["dtype"] for s in fused})
     begin = f"; names begin with {cut}" if cut else ""
     title = f"{which}: us and MB saved ({', '.join(types)}{begin}; --verbose lists all)"
@@ -284,8 +269,7 @@ def _branches(report: dict[str, Any]) -> list[str]:
     found = report["branches"]
     if not found:
         return []
-    convs = sum(b["convolutions"] for b in found)
-    sums = "1 sum" if len(found) == 1 else f"{len(found)} sums"
+    convs, sums = sum(b["convolutions"] for b in found), table.counted(len(found), "sum")
     return [f"{convs} Convs in {sums} of one tensor's Convs are 1 Conv a sum, as {found[0]['name']}"]
 
 
@@ -293,9 +277,7 @@ def _silus(report: dict[str, Any]) -> list[str]:
     """What became of the SiLUs outside, where the engine could compute them inside a convolution."""
     silu, found = report["silu"], []
     if silu["tanh"]:
-        found.append(
-            f"{len(silu['tanh'])} SiLUs outside are written with tanh, which TensorRT 11 computes inside the Conv"
-        )
+        found.append(f"{len(silu['tanh'])} SiLUs outside are written with tanh, which TensorRT 11 computes in the Conv")
     elif silu["outside"] and report["prediction"]["fuses_tanh"]:
         found.append(f"SiLUs outside: {silu['outside']}; --tanh-silu writes them as TensorRT 11 computes them inside")
     why = {reason: [n for n, r in silu["left"].items() if r == reason] for reason in silu["left"].values()}
@@ -306,27 +288,20 @@ def _types(report: dict[str, Any]) -> Iterable[str]:
     """Which nodes stay in float32 because of their weights."""
     if not (conversion := report["conversion"]) or not (found := conversion["overflows"]):
         return
-    named = [f"{o['node']} ('{o['tensor']}' holds {o['value']:.3g})" for o in found[:MOST_NAMED]]
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    named = [f"{o['node']} ('{o['tensor']}' holds {o['value']:.3g})" for o in found]
     stays = "stays" if len(found) == 1 else "stay"
-    yield f"{LIMITS[conversion['dtype']]}, so {', '.join(named)}{more} {stays} in float32"
+    yield f"{LIMITS[conversion['dtype']]}, so {table.some(named, MOST_NAMED)} {stays} in float32"
 
 
 def _faults(faults: Sequence[dict[str, Any]], verbose: bool) -> Iterable[str]:
-    """What known faults of TensorRT do, and to which nodes of this model; those that no node meets any more only with
-    --verbose."""
+    """What known faults of TensorRT do to nodes of this model; those that no node meets any more with --verbose."""
     for fault in faults:
         stays, fused = fault["stays"], fault["fused"]
         if not stays and not verbose:
             continue
-        more = f" and {len(stays) - MOST_NAMED} more" if len(stays) > MOST_NAMED else ""
-        named = f"{', '.join(stays[:MOST_NAMED])}{more}"
-        count = f"{len(stays)} of {len(stays) + len(fused)} such nodes stay outside: {named}"
-        rest = (
-            f"{count}; compare the engine with the model (cutefuse accuracy)"
-            if stays
-            else f"all {len(fused)} are fused"
-        )
+        count = f"{len(stays)} of {len(stays) + len(fused)} such nodes stay outside: {table.some(stays, MOST_NAMED)}"
+        compared = f"{count}; compare the engine with the model (cutefuse accuracy)"
+        rest = compared if stays else f"all {len(fused)} are fused"
         about = f"reported fault of TensorRT {fault['versions']} ({fault['source']}): {fault['title']}"
         yield f"{about}; {fault['advice']}; {rest}"
 

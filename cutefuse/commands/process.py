@@ -10,15 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cutefuse.commands import next_step
-from cutefuse.commands.build import (
-    add_engine_arguments,
-    end_on_sigterm,
-    say_idle,
-    say_idle_timeout,
-    target_options,
-    trtexec_options,
-)
+from cutefuse.commands import build, next_step
 from cutefuse.engines import build as engine
 from cutefuse.engines.artifacts import SUFFIXES, Artifacts, read_json
 from cutefuse.engines.plugins import read_model
@@ -78,13 +70,6 @@ def process(source: Path, outdir: Path, options: Sequence[str], steps: Steps, ho
     return write(files.graph, outdir, source if is_model else None) if steps.draw and not how.dry_run else None
 
 
-def _usual_folder(source: Path) -> Path:
-    """Where files go that no folder was named for: reports of engine JSON beside it."""
-    if source.is_dir():
-        return source
-    return source.parent if source.suffix == ".json" else source.with_suffix(".out")
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cutefuse process", allow_abbrev=False,
@@ -94,14 +79,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("outdir", type=Path, nargs="?", help="folder for all that is written (<input>.out)")
     parser.add_argument("trtexec", nargs="*", help="trtexec options, with or without dashes: fp16 shapes=x:1x3x64x64")
     parser.add_argument(
-        "--print-only", "--print_only", "--dry-run", action="store_true", help="print the commands and stop"
+        "--print-only", "--print_only", "--dry-run", action="store_true", help="print the commands only"
     )
     parser.add_argument("-b", "--build-engine", "--build_engine", action="store_true", help="build the engine")
     parser.add_argument("-p", "--profile-engine", "--profile_engine", action="store_true", help="profile the engine")
-    parser.add_argument(
-        "-d", "--draw-engine", "--draw_engine", action="store_true", help="draw the graph and the report"
-    )
-    add_engine_arguments(parser, engine.BACKENDS)
+    parser.add_argument("-d", "--draw-engine", "--draw_engine", action="store_true", help="draw graph and report")
+    build.add_engine_arguments(parser, engine.BACKENDS)
     add_json(parser)
     return parser
 
@@ -110,22 +93,23 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> None:
     """`process_engine.py input outdir [trtexec options]`; without -b, -p, -d all three steps."""
     args, rest = make_parser().parse_known_intermixed_args(argv)
-    end_on_sigterm()
+    build.end_on_sigterm()
     every = not (args.build_engine or args.profile_engine or args.draw_engine)
     steps = Steps(*(every or s for s in (args.build_engine, args.profile_engine, args.draw_engine)))
     words = [*args.trtexec, *rest]
     if args.outdir and "=" in args.outdir.name:  # an option: the folder was left out
         words, args.outdir = [str(args.outdir), *words], None
-    options = trtexec_options(words)
+    options = build.trtexec_options(words)
     chosen = (("--backend", args.backend if args.backend != "auto" else ""), ("--sm", args.sm), ("--gpu", args.gpu))
     again = [*options, *(str(word) for name, value in chosen if value for word in (name, value))]
-    outdir = args.outdir or _usual_folder(args.input)
+    beside = args.input if args.input.is_dir() else args.input.parent if args.input.suffix == ".json" else None
+    outdir = args.outdir or beside or args.input.with_suffix(".out")  # reports of engine JSON go beside it
     with json_alone(args.json) as show:
         is_model = args.input.suffix == ".onnx"
-        options += target_options(args, allow_onnxruntime=is_model)
-        say_idle(args, args.input, "" if args.print_only else "--print-only")
+        options += build.target_options(args, allow_onnxruntime=is_model)
+        build.say_idle(args, args.input, "" if args.print_only else "--print-only")
         if args.input.suffix in _KNOWN:
-            say_idle_timeout(args.timeout, args.backend, allow_onnxruntime=is_model)
+            build.say_idle_timeout(args.timeout, args.backend, allow_onnxruntime=is_model)
         how = engine.How(args.backend, not args.no_plugins, args.timeout, args.print_only, args.trt_version)
         page = process(args.input, outdir, options, steps, how)
         show({"page": page, **read_json(page.with_suffix(".json"))} if page else {"page": None})

@@ -32,19 +32,13 @@ class Variant:
     kernels: list[Kernel] = field(default_factory=list)
 
 
-def _slug(label: str) -> str:
-    return "".join(c if c.isalnum() or c in "._-" else "_" for c in label)[:80] or "variant"
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="cutefuse profile-kernels", allow_abbrev=False, description=__doc__)
     parser.add_argument("--op", help="operator of ours, such as concat_conv")
     parser.add_argument("--case", help="one of the operator's cases (--list)")
     parser.add_argument("--size", default="", metavar="H=160,...", help="sizes in place of the case's own")
     parser.add_argument("--dtype", default="float16", help="float16, bfloat16 or float32 (float16)")
-    parser.add_argument(
-        "--config", type=int, action="append", metavar="ID", help="tile, repeatable; 0 is the best guess"
-    )
+    parser.add_argument("--config", type=int, action="append", metavar="ID", help="tile, repeatable; 0: the best guess")
     parser.add_argument("--command", action="append", metavar="CMD", help="profile this program instead, repeatable")
     parser.add_argument("--csv", action="append", type=Path, metavar="FILE", help="earlier results of ncu, repeatable")
     parser.add_argument("--kernel", metavar="REGEX", help="only kernels whose name matches")
@@ -121,11 +115,14 @@ def _variants_profiled(args: argparse.Namespace) -> list[dict[str, Any]] | None:
         for _, run in runs:
             print(shlex.join(ncu.command_line("ncu", run)))
         return None
-    tool = ncu.needed() if runs else ""
+    tool = ncu.find() or ""
+    if runs and not tool:
+        raise CutefuseError("ncu was not found; install Nsight Compute, or read earlier results with --csv")
     make_folder(args.outdir)
     for v, run in runs:
-        kept = args.outdir / f"{_slug(v.label)}.ncu.csv"
-        v.kernels = ncu.kernels_of(ncu.profile(tool, run, kept, v.label, args.timeout))
+        name = "".join(c if c.isalnum() or c in "._-" else "_" for c in v.label)[:80] or "variant"
+        launches = ncu.profile(tool, run, args.outdir / f"{name}.ncu.csv", v.label, args.timeout)
+        v.kernels = ncu.kernels_of(launches)
     for v, path in zip(variants, args.csv or [], strict=False):
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -154,9 +151,7 @@ def _engine(args: argparse.Namespace) -> dict[str, Any] | None:
             print(shlex.join(line))
         return None
     if not (nsys.find() or ncu.find()):
-        raise CutefuseError(
-            "neither nsys nor ncu was found; install Nsight Systems or Nsight Compute, or see --dry-run"
-        )
+        raise CutefuseError("neither nsys nor ncu was found; install Nsight Systems or Compute, or see --dry-run")
     make_folder(args.outdir)
     target = engines.with_layers(target, args.outdir, args.inferences)
     sums, launches, notes = _both(args, target, run, report)

@@ -10,7 +10,9 @@ from pathlib import Path
 from cutefuse import table
 from cutefuse.errors import command_line
 from cutefuse.output import add_json, json_alone
-from cutefuse.report.analyse.rank import Candidate, candidates, engine_of, engine_peaks
+from cutefuse.report.analyse.rank import Candidate, candidates, engine_peaks
+from cutefuse.report.read.reader import read_engine
+from cutefuse.report.read.sources import one_engine
 
 
 @command_line
@@ -20,7 +22,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("model", type=Path, help="the ONNX model of that profile")
     add_json(parser)
     args = parser.parse_args(argv)
-    engine = engine_of(args.profile, args.model)
+    engine = read_engine(one_engine(args.profile, args.model))
     rows = candidates(engine, args.model, engine_peaks(engine))
     with json_alone(args.json) as show:
         show([{**vars(c), "measured_us": c.measured_us} for c in rows])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +55,7 @@ def main(argv: list[str] | None = None) -> None:
 def _figures(args: argparse.Namespace) -> Any:
     """The view that was asked for: printed, written where a file is named, and handed back as data."""
     if args.batch < 1 or args.context < 0:
-        raise CutefuseError(
-            f"batch {args.batch} and context {args.context}: batch must be 1 or more, context 0 or more"
-        )
+        raise CutefuseError(f"batch {args.batch} and context {args.context}: batch is 1 or more, context 0 or more")
     single = _layers(args)
     if args.llm and single:
         raise CutefuseError("--llm and single layers are two views; ask for one of them")
@@ -110,12 +107,8 @@ def _print_peaks(rows: list[Peaks]) -> None:
         about = (r.device, r.memory_gb or "-", r.cores or "-", f"{r.bandwidth_gbs:.4g}")
         cells.append((*about, *rates, ridge, r.source))
     heads = ("device", "GB", "cores", "GB/s", *names, "FP16 ridge (FLOP/B)", "source")
-    _print_table(heads, cells, range(1, len(heads) - 1))
+    print("\n".join(table.aligned(heads, cells, range(1, len(heads) - 1))))
     print("TFLOP/s, dense; cores: FP32 lanes; GeForce: FP16 with FP16 accumulation")
-
-
-def _print_table(heads: Sequence[str], cells: Sequence[Sequence[object]], numbers: Sequence[int]) -> None:
-    print("\n".join(table.aligned(heads, cells, numbers)))
 
 
 def _print_layers(views: list[dict[str, Any]]) -> None:
@@ -126,7 +119,8 @@ def _print_layers(views: list[dict[str, Any]]) -> None:
          f"{v['attainable_tflops']:.4g}", f"{v['floor_us']:.3g}")
         for v in views
     ]  # fmt: skip
-    _print_table(("layer", "GFLOP", "MB", "FLOP/byte", "bound", "TFLOP/s max", "least us"), cells, range(1, 7))
+    heads = ("layer", "GFLOP", "MB", "FLOP/byte", "bound", "TFLOP/s max", "least us")
+    print("\n".join(table.aligned(heads, cells, range(1, 7))))
 
 
 def _print_llm(view: dict[str, Any]) -> None:
@@ -140,7 +134,8 @@ def _print_llm(view: dict[str, Any]) -> None:
             (r[key], f"{r['intensity']:.2f}", r["bound"], f"{r['attainable_tflops']:.1f}", f"{r['floor_ms']:.3f}")
             for r in view[phase]
         ]
-        _print_table((key, "FLOP/byte", "bound", "TFLOP/s max", "least ms"), cells, range(5))
+        heads = (key, "FLOP/byte", "bound", "TFLOP/s max", "least ms")
+        print("\n".join(table.aligned(heads, cells, range(5))))
     length, batch = view["prefill_crossing_length"], view["decode_crossing_batch"]
     print(f"\nprefill turns compute-bound at {length} tokens" if length else "\nprefill stays memory-bound")
     limit = f"(an endless batch reaches {view['decode_intensity_limit']:.1f} FLOP/byte: the cache is read per sequence)"

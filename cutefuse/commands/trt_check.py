@@ -104,9 +104,8 @@ def run_text(command: list[str], environment: Mapping[str, str] | None = None, t
         raise CutefuseError(f"{command[0]} did not run: {error}") from None
     text = done.stdout.decode(errors="replace")
     if done.returncode:
-        raise CutefuseError(
-            f"{Path(command[0]).name} ended with {done.returncode}: {' / '.join(text.split(chr(10))[-6:])}"
-        )
+        last = " / ".join(text.splitlines()[-6:])
+        raise CutefuseError(f"{Path(command[0]).name} ended with {done.returncode}: {last}")
     return text
 
 
@@ -155,9 +154,7 @@ def _polygraphy(model: Path, register: str) -> Check:
 
     def body() -> tuple[str, dict[str, float]]:
         # Polygraphy loads plugin libraries before TensorRT, which therefore must be there from the start.
-        script = (
-            "import tensorrt, os; print([l.split()[-1] for l in open('/proc/self/maps') if 'libnvinfer.so' in l][0])"
-        )
+        script = "import tensorrt; print([l.split()[-1] for l in open('/proc/self/maps') if 'libnvinfer.so' in l][0])"
         library = run_text([sys.executable, "-c", script]).split()[-1]
         command = [sys.executable, "-m", "polygraphy", "run", str(model), "--trt", f"--plugins={register}"]
         return _quietly(command, {"LD_PRELOAD": library})

@@ -9,6 +9,7 @@ from cutefuse.commands.build import end_on_sigterm
 from cutefuse.errors import command_line
 from cutefuse.output import add_json, json_alone
 from cutefuse.rewrite.unpatch import default_output, unpatch
+from cutefuse.table import counted
 
 
 @command_line
@@ -23,4 +24,4 @@ def main(argv: list[str] | None = None) -> None:
     with json_alone(args.json) as show:
         count = unpatch(args.model, output)
         show({"output": output, "fused_nodes": count})
-        print(f"{count} fused {'node' if count == 1 else 'nodes'} turned back into standard operators; wrote {output}")
+        print(f"{counted(count, 'fused node')} turned back into standard operators; wrote {output}")

@@ -143,8 +143,7 @@ class Body:
         """A Slice; from opset 10 on, its limits may be int64 vectors instead of numbers, and it may have `steps`."""
         if self.opset < 10 and not (steps or isinstance(starts, str) or isinstance(ends, str)):
             return self.add("Slice", value, starts=list(starts), ends=list(ends), axes=list(axes))
-        # Where all are numbers, int32: TensorRT's parser makes one layer of such a Slice, and shape arithmetic of one
-        # in int64. It also wants the steps written.
+        # Where all are numbers, int32: of int64 TensorRT's parser makes shape arithmetic. It wants the steps written.
         computed = [v for v in (starts, ends, steps or "") if isinstance(v, str) and v]
         kind = "int64" if computed else "int32"
         limits = [v if isinstance(v, str) else self.constant(v, kind) for v in (starts, ends)]
@@ -161,8 +160,7 @@ class Body:
                 names[:] = [renamed.get(n, n) for n in names]
             if node.op_type in QUANTISERS:
                 node.name = f"{op_type}_{node.output[0].removeprefix(FORMAL)}"
-        # A tile has a default, since models from before it lack it; ONNX's reference evaluator wants all others on
-        # every call.
+        # A tile has a default, since older models lack it; ONNX's reference evaluator wants all others on every call.
         return helper.make_function(
             DOMAIN, op_type, inputs, formals, self.nodes, [helper.make_opsetid("", self.opset)],
             attributes=[*attrs, "plugin_version", "plugin_namespace"],

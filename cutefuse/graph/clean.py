@@ -3,13 +3,9 @@
 Every tensor of the copy is a tensor of the model under the same name, and every node of it stands for one of the
 model's, so that what is found in the copy can be rewritten in the model, which stays as it is. The weights are shared.
 
-Only the evaluation is a library's (fold.py: one ONNX Runtime session over the constant nodes). Whole-graph cleaners
-were tried and left: ONNX Runtime's optimised model also folds a Mul into the filter of its Conv under a new name, drops
-the nodes' metadata and the quantisation annotations, adds eight opset imports, and refuses a graph with a node of a
-domain that it does not know, so one with plugin nodes. onnx-graphsurgeon keeps names and plugin nodes, but drops doc
-strings, metadata and annotations, and would be a dependency for users. onnxslim would be one too, and rewrites patterns
-beyond constants and no-ops. Here files over 2 GB, external data, function bodies and plugin nodes are left alone: their
-large weights are neither read nor copied.
+Library cleaners would change what a patched model has to keep: ONNX Runtime's folds a Mul into a filter under a new
+name and refuses plugin nodes, others drop metadata and quantisation annotations. Large weights are neither read nor
+copied here.
 """
 
 from __future__ import annotations
@@ -72,8 +68,7 @@ def unchanged(graph: Graph) -> Cleaned:
 
 
 def clean(model: ModelProto, folder: Path) -> Cleaned:
-    """The cleaned copy of a model's graph. Bodies of control flow and of functions, graph outputs and what bodies read
-    stay as they are.
+    """The cleaned copy of a model's graph. Bodies of any kind, graph outputs and what bodies read stay as they are.
 
     Raises CutefuseError for a broken graph: a tensor defined twice, a cycle.
     """
@@ -113,8 +108,7 @@ def _copy(
     model: ModelProto, infos: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto], values: Set[str],
     no_ops: Mapping[str, str],
 ) -> ModelProto:  # fmt: skip
-    """The model without its weights, without the nodes that make only `values`, and without the no-ops; with these
-    sizes on the way and of the outputs."""
+    """The model without its weights, the nodes that make only `values`, and the no-ops; with these sizes."""
     copy = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = copy.graph
     graph.name = model.graph.name

@@ -1,8 +1,8 @@
-"""A part of a graph as a model of its own, for running or timing it alone."""
+"""Parts of a graph, for running or timing them alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import onnx
 from onnx import NodeProto, helper, numpy_helper
@@ -37,6 +37,23 @@ def cut(graph: Graph, nodes: Iterable[NodeProto], outputs: Sequence[str], sizes:
     results = [_output(graph, name, sizes) for name in dict.fromkeys(outputs)]
     body = helper.make_graph(chosen, "cut", inputs, results, constants)
     return helper.make_model(body, opset_imports=list(graph.model.opset_import), ir_version=graph.model.ir_version)
+
+
+def needed(
+    nodes: Sequence[NodeProto], outputs: Collection[str], given: Callable[[str], bool]
+) -> tuple[list[NodeProto], list[str]]:
+    """The nodes that make `outputs` of tensors that are `given` or that no node makes, in their order; and what they
+    read of these. Of several makers of a tensor the first counts."""
+    maker = {o: i for i, n in reversed(list(enumerate(nodes))) for o in n.output if o}
+    ahead, places, read = list(outputs), set[int](), dict[str, None]()
+    while ahead:
+        name = ahead.pop()
+        if name not in maker or (name not in outputs and given(name)):
+            read[name] = None
+        elif maker[name] not in places:
+            places.add(maker[name])
+            ahead += filter(None, nodes[maker[name]].input)
+    return [nodes[i] for i in sorted(places)], list(read)
 
 
 def _output(graph: Graph, name: str, sizes: Sizes) -> onnx.ValueInfoProto:

@@ -20,20 +20,29 @@ Change = dict[str, Any]  # name, before, after; None where it does not exist
 
 def compare(a: ModelProto, b: ModelProto, a_folder: Path, b_folder: Path) -> dict[str, list[Change]]:
     """The differences of header, formals, functions, op counts, nodes and initializers; empty lists where equal."""
-    return {
-        "header": _changes(_header(a), _header(b)),
-        "inputs": _changes(_formals(a.graph.input), _formals(b.graph.input)),
-        "outputs": _changes(_formals(a.graph.output), _formals(b.graph.output)),
-        "functions": _changes(_functions(a), _functions(b)),
-        "ops": _changes(op_counts(a.graph), op_counts(b.graph)),
-        "nodes": _changes(_nodes(a), _nodes(b)),
-        "initializers": _changes(_initializers(a, a_folder), _initializers(b, b_folder)),
-    }
+    before, after = _parts(a, a_folder), _parts(b, b_folder)
+    return {part: _changes(before[part], after[part]) for part in before}
 
 
 def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
     names = dict.fromkeys([*a, *b])
     return [{"name": n, "before": a.get(n), "after": b.get(n)} for n in names if a.get(n) != b.get(n)]
+
+
+def _parts(model: ModelProto, folder: Path) -> dict[str, Mapping[str, Any]]:
+    """What can differ, each thing by its name."""
+    graph = model.graph
+    return {
+        "header": _header(model),
+        "inputs": _formals(graph.input),
+        "outputs": _formals(graph.output),
+        "functions": {
+            f"{f.domain}.{f.name}": f"{len(f.node)} nodes, {_digest(f.SerializeToString())}" for f in model.functions
+        },
+        "ops": op_counts(graph),
+        "nodes": {next(iter(n.output), n.name): _node_text(n) for n in graph.node},
+        "initializers": {t.name: _tensor_text(t, folder) for t in graph.initializer},
+    }
 
 
 def _header(model: ModelProto) -> dict[str, Any]:
@@ -52,14 +61,6 @@ def _formals(infos: Iterable[onnx.ValueInfoProto]) -> dict[str, str]:
     return texts
 
 
-def _functions(model: ModelProto) -> dict[str, str]:
-    return {f"{f.domain}.{f.name}": f"{len(f.node)} nodes, {_digest(f.SerializeToString())}" for f in model.functions}
-
-
-def _nodes(model: ModelProto) -> dict[str, str]:
-    return {next(iter(n.output), n.name): _node_text(n) for n in model.graph.node}
-
-
 def _node_text(node: NodeProto) -> str:
     attrs = ", ".join(_attribute_text(a) for a in sorted(node.attribute, key=lambda a: a.name))
     kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
@@ -71,10 +72,6 @@ def _attribute_text(a: onnx.AttributeProto) -> str:
     simple = {a.INT, a.INTS, a.FLOAT, a.FLOATS, a.STRING, a.STRINGS}
     value = helper.get_attribute_value(a) if a.type in simple else _digest(a.SerializeToString())
     return f"{a.name}={list(value) if a.type in (a.INTS, a.FLOATS, a.STRINGS) else value}"
-
-
-def _initializers(model: ModelProto, folder: Path) -> dict[str, str]:
-    return {t.name: _tensor_text(t, folder) for t in model.graph.initializer}
 
 
 def _tensor_text(tensor: TensorProto, folder: Path) -> str:

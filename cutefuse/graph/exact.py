@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
+from cutefuse.graph.cut import needed
 from cutefuse.graph.read import ELEM_TYPES
 
 
@@ -23,36 +24,18 @@ def in_float64(
     """
     try:
         known = {n: v for n, v in zip(inner, fetch(inner), strict=True) if np.isfinite(v).all()} if inner else {}
-        nodes, read = _on_the_way(model, tensor, set(inner) - known.keys())
+        nodes, read = needed(model.graph.node, [tensor], lambda name: name not in inner or name in known)
         stored = {t.name: t for t in model.graph.initializer if t.name in read}
         known |= {n: onnx.numpy_helper.to_array(t, str(folder)) for n, t in stored.items()}
         known |= {n: feeds[n] for n in read if n in feeds and n not in known}
         rest = [n for n in read if n not in known]
         known |= dict(zip(rest, fetch(rest), strict=True)) if rest else {}
-        values = {n: _wide(np.asarray(known[n])) for n in read}
+        given = {n: np.asarray(known[n]) for n in read}
+        floats = {n for n, v in given.items() if v.dtype.kind == "f" or v.dtype == ml_dtypes.bfloat16}
+        values = {n: v.astype(np.float64) if n in floats else v for n, v in given.items()}
         return _evaluate(model, nodes, values, tensor)
     except Exception:  # neither runtime's exceptions share a public base class; without this the verdict is stricter
         return None
-
-
-def _on_the_way(model: onnx.ModelProto, tensor: str, inner: set[str]) -> tuple[list[onnx.NodeProto], list[str]]:
-    """The nodes that make `tensor` and the tensors of `inner` which it needs, in graph order, and what they read."""
-    maker = {o: i for i, n in enumerate(model.graph.node) for o in n.output if o}
-    places: set[int] = set()
-    read: dict[str, None] = {}
-    ahead = [tensor]
-    while ahead:
-        name = ahead.pop()
-        if name != tensor and name not in inner:
-            read[name] = None
-        elif maker[name] not in places:
-            places.add(maker[name])
-            ahead += [i for i in model.graph.node[maker[name]].input if i]
-    return [model.graph.node[i] for i in sorted(places)], list(read)
-
-
-def _wide(value: np.ndarray) -> np.ndarray:
-    return value.astype(np.float64) if value.dtype.kind == "f" or value.dtype == ml_dtypes.bfloat16 else value
 
 
 def _evaluate(

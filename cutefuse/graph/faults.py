@@ -77,10 +77,6 @@ def _activated(graph: Graph, tensor: str) -> NodeProto | None:
     return found[0] if len(found) == 1 and any(n.op_type in _ACTIVATIONS for n in nodes.values()) else None
 
 
-def _grid_samples(graph: Graph) -> Iterator[tuple[NodeProto, ...]]:
-    return ((node,) for node in graph.nodes if graph.is_op(node, "GridSample"))
-
-
 FAULTS = (
     Fault(
         "a float16 Conv with activation and shortcut Add reads the Add's other operand at wrong places where that also "
@@ -91,14 +87,10 @@ FAULTS = (
     Fault(
         "GridSample gives wrong results in some networks, detection transformers among them",
         "https://github.com/NVIDIA/TensorRT/issues/4813", (10, 14), None,
-        "cutefuse does not replace GridSample; a Gather-based sampling is said to be right", _grid_samples,
+        "cutefuse does not replace GridSample; a Gather-based sampling is said to be right",
+        lambda graph: ((node,) for node in graph.nodes if graph.is_op(node, "GridSample")),
     ),
 )  # fmt: skip
-
-
-def known(version: Version) -> list[Fault]:
-    """The faults that are reported for a version of TensorRT."""
-    return [fault for fault in FAULTS if fault.concerns(version)]
 
 
 def met(graph: Graph, version: Version, gone: Set[int]) -> list[dict[str, Any]]:
@@ -108,11 +100,11 @@ def met(graph: Graph, version: Version, gone: Set[int]) -> list[dict[str, Any]]:
     fused node computes with a part of what the fault needs.
     """
     found = []
-    for fault in known(version):
-        places = list(fault.places(graph))
-        fused = [label(place[0]) for place in places if any(id(n) in gone for n in place)]
-        stays = [label(place[0]) for place in places if not any(id(n) in gone for n in place)]
-        if places:
+    for fault in (f for f in FAULTS if f.concerns(version)):
+        fused, stays = list[str](), list[str]()
+        for place in fault.places(graph):
+            (fused if any(id(n) in gone for n in place) else stays).append(label(place[0]))
+        if fused or stays:
             found.append({"title": fault.title, "source": fault.source, "versions": fault.versions,
                           "advice": fault.advice, "stays": stays, "fused": fused})  # fmt: skip
     return found

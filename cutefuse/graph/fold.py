@@ -17,6 +17,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import ELEM_TYPES, TYPE_NAMES, Graph, attribute, label, read_tensor, run_node
+from cutefuse.table import counted
 
 MAX_ELEMENTS = 1 << 16  # of a folded constant; sizes, scales and parameters of channels are smaller, filters are not
 NEWEST_IR = 10  # that every supported ONNX Runtime reads
@@ -117,7 +118,7 @@ def _evaluated(
         values |= made
     if not failed:
         return found, ""
-    count = "1 constant" if len(failed) == 1 else f"{len(failed)} constants"
+    count = counted(len(failed), "constant")
     return found, f"{count} could not be folded, first '{failed[0]}' ({reason}); sites are matched without"
 
 

@@ -38,6 +38,7 @@ FOLDABLE = frozenset(
 # Types of attributes that may hold bodies; the oldest files name no type.
 _BODIES = frozenset({onnx.AttributeProto.UNDEFINED, onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
 RUN_TIME = "is computed at run time"
+_RANDOM = ("Bernoulli", "Multinomial", "Dropout")  # beside those whose names begin so
 _RETIRED = ("GroupNormalization",)  # that of opset 18 is deprecated, and what exporters write
 MAX_FOLDED_ELEMENTS = 1 << 28  # a constant beyond 1 GiB of float32 is not worth evaluating
 
@@ -129,8 +130,7 @@ class Graph:
             for a in node.attribute:
                 if a.ref_attr_name:
                     raise CutefuseError(
-                        f"node '{label(node)}' takes an attribute of a local function and stands in none; repair the "
-                        "model"
+                        f"node '{label(node)}' takes an attribute of a local function and stands in none; repair it"
                     )
                 if a.type in _BODIES:
                     self._captured.update(*map(names_read, _bodies(a)))
@@ -317,7 +317,9 @@ class Graph:
         for name in self.behind([tensor]):
             node = self.producer(name)
             stored = node is None and (name in self.initializers or name in self._sparse) and name not in self.inputs
-            if not stored and (node is None or not _is_pure(node)):
+            random = node is not None and (node.op_type.startswith("Random") or node.op_type in _RANDOM)
+            standard = node is not None and node.domain in ("", "ai.onnx") and not subgraphs(node)
+            if not stored and (random or not standard):
                 return RUN_TIME
         maker = self.producer(tensor)
         if maker is None:
@@ -396,12 +398,6 @@ def run_node(node: NodeProto, opset: int, operands: Sequence[np.ndarray]) -> lis
         return [np.asarray(v) for v in values]
     except Exception:  # ill-typed operands, or an operator that the evaluator lacks
         return None
-
-
-def _is_pure(node: NodeProto) -> bool:
-    """Whether a standard node gives the same for the same inputs, all of which it names."""
-    random = node.op_type.startswith("Random") or node.op_type in ("Bernoulli", "Multinomial", "Dropout")
-    return node.domain in ("", "ai.onnx") and not random and not subgraphs(node)
 
 
 def _affordable(node: NodeProto, operands: Sequence[np.ndarray]) -> bool:

@@ -18,8 +18,7 @@ from cutefuse.graph.store import INLINE_BYTES
 ROUNDS = 64  # of inference and folding; each makes at least one more size known
 MAX_ELEMENTS = 64  # of a value that can describe a shape
 ARITHMETIC = frozenset("Gather Slice Squeeze Unsqueeze Concat Cast Add Sub Mul Div Floor Identity".split())
-# Operators whose output is as their first input, which onnx infers nothing through; those of ONNX Runtime and of
-# TensorRT's plugins among them.
+# Operators whose output is as their first input, which onnx infers nothing through; some are of other domains.
 SAME_SIZE = frozenset(
     {("", "GroupNormalization"), ("", "MeanVarianceNormalization"), ("", "SimplifiedLayerNormalization")}
     | {("", name) for name in ("InstanceNormalization_TRT", "GroupNormalizationPlugin", "GroupNormPlugin")}
@@ -185,8 +184,7 @@ def fault(model: ModelProto) -> str:
 
 
 def settle_types(model: ModelProto) -> None:
-    """Let the types that a model notes on the way be those that its nodes make and its weights have; outputs stay as
-    they are."""
+    """Let the types that a model notes on the way be those that its nodes make and its weights have."""
     skeleton = _skeleton(model, noted=False)
     try:
         known = onnx.shape_inference.infer_shapes(skeleton).graph.value_info

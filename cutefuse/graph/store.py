@@ -99,12 +99,6 @@ def tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
             yield from tensors(body)
 
 
-def bytes_of(t: TensorProto) -> int:
-    """What the values of a tensor take, wherever they lie; 0 for a type that is none."""
-    known = t.data_type in TensorProto.DataType.values() and t.data_type != TensorProto.UNDEFINED
-    return math.prod(t.dims) * helper.tensor_dtype_to_np_dtype(t.data_type).itemsize if known else 0
-
-
 def size_of(model: ModelProto) -> int:
     """What a model takes as it is in memory; protobuf itself cannot tell beyond 2 GiB."""
     try:
@@ -115,7 +109,9 @@ def size_of(model: ModelProto) -> int:
 
 def check_convertible(model: ModelProto) -> None:
     """Raise CutefuseError for a model that no whole-model conversion can take; reads no weights."""
-    whole = sum(bytes_of(t) for t in tensors(model.graph) if external_fields(t)) + size_of(model)
+    whole, types = size_of(model), set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
+    for t in (t for t in tensors(model.graph) if external_fields(t) and t.data_type in types):
+        whole += math.prod(t.dims) * helper.tensor_dtype_to_np_dtype(t.data_type).itemsize
     if whole > CONVERTER_LIMIT:
         raise CutefuseError(
             f"the model holds {whole / 1e9:.1f} GB, and ONNX Runtime's float16 converter takes less than 2; use "
@@ -310,9 +306,7 @@ _NEW = "\0new"  # location of tensors that this writer has already placed; no fi
 def _pieces(name: str, fields: dict[str, str], folder: Path) -> Iterator[bytes]:
     path = real(folder / fields["location"])
     if not path.is_relative_to(real(folder)):
-        raise CutefuseError(
-            f"the data of tensor '{name}' lies outside the model's folder ({path}); move it beside the model"
-        )
+        raise CutefuseError(f"tensor '{name}' lies outside the model's folder ({path}); move it beside the model")
     try:
         with path.open("rb") as file:
             file.seek(int(fields.get("offset", 0)))

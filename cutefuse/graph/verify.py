@@ -165,8 +165,7 @@ def verify(
 
 
 def _conclude(report: dict[str, Any], results: Mapping[str, Mapping[str, Any]], fused: Collection[str]) -> None:
-    """Add the verdict to a report whose outputs, sites and conversion are known, and what failed first. `fused` are the
-    tensors that follow from fused nodes."""
+    """Add the verdict to a report, and what failed first. `fused` are the tensors that follow from fused nodes."""
     report["passed"] = passed(results)
     if wrong := next((s["name"] for s in (*report["sites"], *report["sums"]) if not s["passed"]), None):
         report["first_wrong_site"] = wrong
@@ -381,8 +380,7 @@ def _truth(
 
 
 def _is_silent(outputs: Sequence[Any], counts: Sequence[bool]) -> bool:
-    """Whether an output that counts says nothing, and is not of whole numbers, as a list of detections may be. What
-    comes behind the outputs is not looked at."""
+    """Whether an output that counts says nothing, and is not of whole numbers, as a list of detections may be."""
     return any(
         count and np.asarray(v).dtype.kind not in "biu" and says_nothing(v) not in ("", "is empty")
         for v, count in zip(outputs, counts, strict=False) if not isinstance(v, list | dict)

@@ -35,8 +35,7 @@ class Activation:
 
 
 def activation_after(graph: Graph, tensor: str, scaled: bool) -> Activation | None:
-    """The activation that is the tensor's only reader; None unless it is exactly one of ours. `scaled`: it may be of a
-    multiple of the tensor."""
+    """The activation that alone reads the tensor, if it is exactly one of ours. `scaled`: also of a multiple of it."""
     if graph.escapes(tensor):
         return None
     users = list({id(n): n for n in graph.users(tensor)}.values())
@@ -102,7 +101,9 @@ def _written_out(graph: Graph, tensor: str) -> str:
 
 
 def _single(graph: Graph, node: NodeProto, tensor: str, scaled: bool) -> Activation | None:
-    if _is_gelu(graph, node):
+    # ONNX Runtime's own has no other form than that by erf.
+    of_runtime = (node.domain, node.op_type, len(node.input), len(node.output)) == ("com.microsoft", "Gelu", 1, 1)
+    if of_runtime or (graph.is_op(node, "Gelu") and attribute(node, "approximate", "none") == "none"):
         return Activation("Gelu", (node,), node.output[0], {})
     if cut := _cut(graph, node, tensor, scaled):
         return cut
@@ -141,8 +142,7 @@ def _cut(graph: Graph, node: NodeProto, tensor: str, scaled: bool) -> Activation
 
 
 def _cuts(graph: Graph, node: NodeProto | None, tensor: str) -> tuple[list[NodeProto], str, tuple[float, float]]:
-    """The nodes from `node` on that cut the tensor off, as clamp(clamp(x, min=0), max=6); what they give; their bounds
-    as those of a single one."""
+    """The nodes from `node` on that cut the tensor off, as clamp(clamp(x, min=0), max=6); what they give; bounds."""
     nodes, lo, hi = list[NodeProto](), -np.inf, np.inf
     while node is not None and len(nodes) < MAX_STEPS and (bounds := _bounds_of(graph, node, tensor)):
         lo, hi = (min(max(v, bounds[0]), bounds[1]) for v in (lo, hi))
@@ -194,8 +194,7 @@ class _Line:
 
 
 def _gated(graph: Graph, tensor: str, first: NodeProto, product: NodeProto) -> Activation | None:
-    """x * gate(x), where the gate begins with `first`: scalar steps, one function, scalar steps; after the product
-    possibly one more scale.
+    """x * gate(x), where the gate begins with `first`: scalar steps, one function, scalar steps; then maybe a scale.
 
     SiLU is x * sigmoid(x), and sigmoid(x) is 0.5 * tanh(0.5 * x) + 0.5. HardSwish is x * max(0, min(1, x / 6 + 1 / 2)).
     """
@@ -212,7 +211,8 @@ def _gated(graph: Graph, tensor: str, first: NodeProto, product: NodeProto) -> A
     if last is not product or sorted(product.input) != sorted((tensor, gate)):
         return None
     nodes = (*before, *middle, *after, product)
-    if _is_silu(function, inner, outer):
+    silu = {"Sigmoid": (1.0, 0.0, 1.0, 0.0), "Tanh": (0.5, 0.0, 0.5, 0.5)}  # which are exact in every type
+    if silu.get(function.op_type) == (inner.scale, inner.shift, outer.scale, outer.shift):
         return Activation("Silu", nodes, product.output[0], {})
     # x * relu6(x + 3) / 6 is divided last.
     return _scaled_last(graph, "HardSwish", nodes, outer, lambda: _is_hard_swish(function, bounds, inner, outer))
@@ -324,19 +324,6 @@ def _number(graph: Graph, tensor: str) -> float | None:
 
 def _equal(values: Sequence[float], wanted: Sequence[float], rounding: float) -> bool:
     return all(abs(v - w) <= rounding for v, w in zip(values, wanted, strict=True))  # false for NaN
-
-
-def _is_silu(function: NodeProto, inner: _Line, outer: _Line) -> bool:
-    factor = {"Sigmoid": (1.0, 0.0, 1.0, 0.0), "Tanh": (0.5, 0.0, 0.5, 0.5)}.get(function.op_type)
-    lines = (inner.scale, inner.shift, outer.scale, outer.shift)
-    return factor is not None and lines == factor  # these numbers are exact in every type
-
-
-def _is_gelu(graph: Graph, node: NodeProto) -> bool:
-    """Whether the node is a GELU by erf: of the standard, or of ONNX Runtime, which has no other under this name."""
-    if (node.domain, node.op_type) == ("com.microsoft", "Gelu"):
-        return len(node.input) == len(node.output) == 1
-    return graph.is_op(node, "Gelu") and attribute(node, "approximate", "none") == "none"
 
 
 def _is_erf_gelu(inner: _Line, outer: _Line) -> bool:

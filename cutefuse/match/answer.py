@@ -52,8 +52,7 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Joined:
-    """An operand that is a Concat of tensors of the graph along the channels, by a node that the rewriter adds; sites
-    that join the same tensors share it."""
+    """An operand that is a Concat of tensors along the channels, by a node that the rewriter adds and sites share."""
 
     tensors: tuple[str, ...]
 

@@ -57,8 +57,7 @@ def repeats_pixels(coordinates: str, rounding: str, factor: int) -> bool:
 
 
 def see_through(graph: Graph, plain: Operand, kinds: Collection[str] = KINDS) -> Operand:
-    """The operand behind the Identity, Resize and Upsample (UPSAMPLE), Split and Slice (RANGES) nodes in front of it;
-    itself without any."""
+    """The operand behind the Identity, Resize and Upsample (UPSAMPLE), Split and Slice (RANGES) nodes before it."""
     found = plain
     for _ in range(MAX_DEPTH):
         node = graph.producer(found.tensor)
@@ -110,8 +109,7 @@ def kinds_of(operands: Sequence[Operand]) -> frozenset[str]:
 def choose(
     graph: Graph, plain: Sequence[Operand], legal: Callable[[Sequence[Operand]], str | None], kinds: Collection[str]
 ) -> tuple[Operand, ...]:
-    """The operands with every view of these kinds that `legal` (the reason against them, or None) allows; neighbouring
-    ranges are merged."""
+    """The operands, neighbours merged, with every view of these kinds that `legal` (a reason against it) allows."""
     seen = [see_through(graph, p, kinds) for p in plain]
     whole = merged(seen)
     reason = legal(whole)

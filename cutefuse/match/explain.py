@@ -21,8 +21,7 @@ _SHUFFLE = ("Reshape", "Transpose", "Reshape")
 
 
 def behind_concat(graph: Graph, tensor: str, taken: Sequence[NodeProto] = ()) -> str:
-    """Why a Concat in front of what a convolution reads is not fused with it; "" where there is none, or where a match
-    takes in all that stands between."""
+    """Why a Concat before what a convolution reads is not fused with it; "" where none is, or a match takes it in."""
     nodes: list[NodeProto] = []
     while len(nodes) <= MAX_DEPTH:
         node = graph.producer(tensor)
@@ -71,9 +70,7 @@ def other_sum(graph: Graph, tensor: str) -> str:
     if any(graph.is_constant(name) for name in others):
         return ""
     if len(others) != 1:
-        return (
-            f"{node.op_type} '{label(node)}' stays: it adds {len(others) + 1} tensors; only a sum of two can be fused"
-        )
+        return f"{node.op_type} '{label(node)}' stays: it adds {len(others) + 1} tensors; only a sum of two is fused"
     sizes, own = graph.partial_symbols(others[0]), graph.partial_symbols(tensor)
     found = f"'{others[0]}' is {_words(sizes)}, the Conv's output {_words(own)}"
     found += "; only a tensor that is known to have the same sizes can be fused"
@@ -85,59 +82,46 @@ def _words(sizes: Sequence[int | str] | None) -> str:
 
 
 OTHER = "other reasons"
-CAUSES = (
-    ("inside the ", "in control flow or a local function"),
-    ("AveragePool '", "average pool that no filter computes"),
-    ("ConvTranspose", "ConvTranspose"),
-    (" groups; only group=1", "groups"),
-    ("DepthToSpace", "DepthToSpace"),
-    ("be spread over", "DepthToSpace"),
-    ("only 2-D convolutions", "not 2-D"),
-    ("channel shuffle", "channel shuffle behind the Concat"),
-    ("this Conv and Concat", "operators between Concat and Conv"),
-    ("only nearest by a whole factor", "Resize that is not nearest"),
-    ("Resize '", "Resize by other factors or coordinates"),
-    ("Upsample '", "Resize by other factors or coordinates"),
-    ("known to have the same sizes", "sum with another or unknown size"),
-    ("only a sum of two", "sum with another or unknown size"),
-    ("SiLU and GELU by erf can be fused", "activation of another kind"),
-    ("only alpha=1", "activation of another kind"),
-    ("only a BatchNormalization can be fused", "norm over pixels"),
-    ("goes over the pixels", "norm over pixels"),
-    ("the last axis is normalised over", "norm over another axis"),
-    ("quantised site", "quantisation that TensorRT fuses itself or that is not symmetric"),
-    ("computed at run time", "filter computed at run time"),
-    ("is made of constants", "filter that is not folded"),
-    ("sparse initializer", "filter that is stored sparsely"),
-    ("callers may replace it", "filter that callers may replace"),
-    ("Concat joins axis", "Concat along another axis"),
-    ("can be fused; split the Concat", "Concat of too many tensors"),
-    ("is fused into the site", "taken by another site"),
-    ("it overlaps with", "taken by another site"),
-    ("one body cannot", "function bodies of an old opset"),
-    ("is older than", "function bodies of an old opset"),
-    ("--no-functions", "function bodies of an old opset"),
-    (" is unknown", "unknown sizes"),
-    ("needs a static input size", "unknown sizes"),
-    ("loses precision", "BatchNormalization that cannot be folded"),
-    ("convert the model", "types"),
-    ("both must be one of", "types"),
-    ("stash_type", "types"),
-    ("all parameters of one type", "parameters of another size or type"),
-    ("takes multiples of", "channels in no whole vectors"),
-    ("gives its statistics", "statistics of a norm that are read"),
-    ("repair ", "broken models"),
-    ("does not multiply float8", "no kernels for this GPU"),
-    ("older than 8.9 and without float8", "no kernels for this GPU"),
-    ("skip this fusion", "beyond the kernels"),
-    ("concat_conv: ", "beyond the kernels"),  # what the library says of a call
-    ("row_norm: ", "beyond the kernels"),
-)
+# Cause -> words, one of which every such refusal has and none before it. The library's own begin with an operator.
+CAUSES: dict[str, tuple[str, ...]] = {
+    "in control flow or a local function": ("inside the ",),
+    "average pool that no filter computes": ("AveragePool '",),
+    "ConvTranspose": ("ConvTranspose",),
+    "groups": (" groups; only group=1",),
+    "DepthToSpace": ("DepthToSpace", "be spread over"),
+    "not 2-D": ("only 2-D convolutions",),
+    "channel shuffle behind the Concat": ("channel shuffle",),
+    "operators between Concat and Conv": ("this Conv and Concat",),
+    "Resize that is not nearest": ("only nearest by a whole factor",),
+    "Resize by other factors or coordinates": ("Resize '", "Upsample '"),
+    "sum with another or unknown size": ("known to have the same sizes", "only a sum of two"),
+    "activation of another kind": ("SiLU and GELU by erf can be fused", "only alpha=1"),
+    "norm over pixels": ("only a BatchNormalization can be fused", "goes over the pixels"),
+    "norm over another axis": ("the last axis is normalised over",),
+    "quantisation that TensorRT fuses itself or that is not symmetric": ("quantised site",),
+    "filter computed at run time": ("computed at run time",),
+    "filter that is not folded": ("is made of constants",),
+    "filter that is stored sparsely": ("sparse initializer",),
+    "filter that callers may replace": ("callers may replace it",),
+    "Concat along another axis": ("Concat joins axis",),
+    "Concat of too many tensors": ("can be fused; split the Concat",),
+    "taken by another site": ("is fused into the site", "it overlaps with"),
+    "function bodies of an old opset": ("one body cannot", "is older than", "--no-functions"),
+    "unknown sizes": (" is unknown", "needs a static input size"),
+    "BatchNormalization that cannot be folded": ("loses precision",),
+    "types": ("convert the model", "both must be one of", "stash_type"),
+    "parameters of another size or type": ("all parameters of one type",),
+    "channels in no whole vectors": ("takes multiples of",),
+    "statistics of a norm that are read": ("gives its statistics",),
+    "broken models": ("repair ",),
+    "no kernels for this GPU": ("does not multiply float8", "older than 8.9 and without float8"),
+    "beyond the kernels": ("skip this fusion", "concat_conv: ", "row_norm: "),
+}
 
 
 def cause_of(reason: str) -> str:
     """The cause of a refusal in a few words."""
-    return next((cause for words, cause in CAUSES if words in reason), OTHER)
+    return next((cause for cause, words in CAUSES.items() if any(w in reason for w in words)), OTHER)
 
 
 def by_cause(reasons: Iterable[str]) -> dict[str, int]:

@@ -24,8 +24,7 @@ from cutefuse.operators.layouts import HWC8
 
 
 def finders(alone: bool = False, layout: int = HWC8) -> tuple[Finder, ...]:
-    """One finder for each operator. `alone`: convolutions without any neighbour are sites too. `layout`: of the nodes
-    that convolutions become."""
+    """One finder for each operator. `alone`: convolutions without any neighbour are sites too. `layout`: of nodes."""
     return conv.ConvSites(alone, layout), quant.QuantSites(layout), norm.NormSites()
 
 
@@ -36,8 +35,7 @@ def find_sites(
     """All candidates in graph order, each fused or refused, bodies of control flow and of local functions included.
 
     They are found in a cleaned copy of the graph; their nodes are those of the model, its no-ops between them included.
-    `shapes` are sizes of inputs with dynamic axes: figures need them, what is legal must hold for every size. `alone`
-    and `layout`: see `finders`.
+    `shapes`: sizes of dynamic inputs, for figures; what is legal holds for any size. `alone`, `layout`: see `finders`.
 
     Raises CutefuseError for a broken graph: a tensor defined twice, a cycle; and for shapes that contradict the model.
     """
@@ -113,8 +111,7 @@ def _nested(model: ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]:
 
 
 def _body_of(function: onnx.FunctionProto) -> onnx.GraphProto:
-    """The nodes of a local function as a graph. What a caller gives as an attribute has the function's own default, or
-    the operator's."""
+    """The nodes of a local function as a graph; what a caller gives as an attribute has a default there."""
     given = {a.name: a for a in function.attribute_proto}
     body = onnx.GraphProto(node=function.node)
     for node in nodes_of(body):

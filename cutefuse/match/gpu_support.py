@@ -35,8 +35,7 @@ def _only_on(call: kernels.Call) -> str:
 
 
 def suit_device(sites: Sequence[Site], sm: int) -> None:
-    """Fall back where a smaller match has tiles of the GPU's own generation and the larger one has not, unless
-    the smaller one copies the network's image."""
+    """Fall back to the first smaller match with tiles of the GPU's generation, unless it copies the network's image."""
     for site in (s for s in sites if s.status == FUSED and s.finder.own_tiles_first):
         largest = site.chosen
         suited = (m for m in largest.chain if IMAGE in m.takes or kernels.made_for(m.call, sm))

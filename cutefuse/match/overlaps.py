@@ -27,10 +27,13 @@ def check_overlaps(graph: Graph, sites: Sequence[Site]) -> None:
             if smaller is None:
                 site.refuse(REFUSED, _lost(site, rival, node))
                 break
-            _claim(graph, rival, claimed, smaller)
+            for i in _goes(graph, rival.chosen):
+                del claimed[i]
+            rival.take(smaller)
+            claimed |= dict.fromkeys(_goes(graph, smaller), rival)
             site.take(largest)
         else:
-            _claim(graph, site, claimed)
+            claimed |= dict.fromkeys(_goes(graph, site.chosen), site)
 
 
 def _contested(site: Site, claimed: Mapping[int, Site]) -> tuple[Site, NodeProto] | None:
@@ -41,22 +44,10 @@ def _contested(site: Site, claimed: Mapping[int, Site]) -> tuple[Site, NodeProto
             return found
 
 
-def _claim(graph: Graph, site: Site, claimed: dict[int, Site], instead: Match | None = None) -> None:
-    """Claim what goes with a site's match, or let the site take and claim another one `instead`."""
-    if instead is not None:
-        for i in _goes(graph, site.chosen):
-            del claimed[i]
-        site.take(instead)
-    claimed.update((i, site) for i in _goes(graph, instead or site.chosen))
-
-
 def _lost(site: Site, rival: Site, node: NodeProto) -> str:
     if rival.op is not site.op:
         return f"it overlaps with the {rival.op.stem} site '{rival.name}'; leave that out with --exclude-op"
-    return (
-        f"{_claimed(rival, node)}, and nothing else around this Conv can be fused; --exclude '{rival.name}' gives it "
-        "to this one"
-    )
+    return f"{_claimed(rival, node)}, and nothing else around this Conv can be fused; --exclude '{rival.name}' frees it"
 
 
 def _claimed(rival: Site, node: NodeProto) -> str:

@@ -49,8 +49,7 @@ class PreActivation:
 
 
 def pre_activation(graph: Graph, conv: NodeProto) -> PreActivation | None:
-    """The ReLU of affine steps that only this Conv reads; None where there is none, or where engines fold its steps
-    into a convolution before them."""
+    """The ReLU of affine steps that only this Conv reads; None without, or where engines fold them otherwise."""
     weight = graph.dims(conv.input[1])
     between, tensor = pass_through(graph, conv.input[0])
     relu = graph.producer(tensor)

@@ -99,19 +99,15 @@ def linear(graph: Graph, node: NodeProto, what: str) -> Linear:
     number, block = NUMBERS.get(kind), attribute(node, "block_size", 0)
     if (number is None or block) and no_scale != RUN_TIME:
         how = f"to {kind} in blocks of {block}; one scale a channel is the finest" if block else f"to {kind}"
-        raise NotFused(
-            f"{what} is quantised {how}; only {' and '.join(NUMBERS)} can be fused, quantise symmetrically to one"
-        )
+        raise NotFused(f"{what} is quantised {how}; only {' and '.join(NUMBERS)} can be fused, quantise it to one")
     if scale is None or number is None:
         raise NotFused(f"the scale of {what} {no_scale}; only constant scales can be fused")
     if zero_point and zero is None:
         raise NotFused(f"the zero point of {what} {graph.not_constant(zero_point)}; only constant zeros can be fused")
     points = np.ravel(np.zeros(1) if zero is None else zero).astype(np.float64)
     if np.any(points != 0):
-        raise NotFused(
-            f"{what} has zero point {points[np.argmax(points != 0)]:g}; only symmetric quantisation (zero point 0) "
-            "can be fused"
-        )
+        first = points[np.argmax(points != 0)]
+        raise NotFused(f"{what} has zero point {first:g}; only symmetric quantisation (zero point 0) can be fused")
     if not attribute(node, "saturate", 1):
         raise NotFused(f"{what} is quantised without saturation; the kernels saturate, quantise with saturate=1")
     values = np.asarray(scale, np.float64)
@@ -142,27 +138,3 @@ def _stored_type(graph: Graph, node: NodeProto) -> str:
         return graph.type_word(node.input[0]) if value is None else value.dtype.name
     named = attribute(node, "output_dtype", 0)
     return str(helper.tensor_dtype_to_np_dtype(named).name) if named else "uint8"
-
-
-@dataclass(frozen=True)
-class Step:
-    """The quantiser that alone reads a tensor, with the Cast before it: their nodes, what they make, and the scale."""
-
-    nodes: tuple[NodeProto, ...]
-    output: str
-    value: float
-
-
-def quantiser_after(graph: Graph, tensor: str, number: Number) -> Step | None:
-    """The symmetric quantisation to a number type that alone reads the tensor; None leaves the output in floating
-    point."""
-    between, inner = after_cast(graph, tensor)
-    node = graph.only_user(inner)
-    if not quantises(node, graph) or node.input[0] != inner:
-        return None
-    try:
-        found = linear(graph, node, "the output")
-        value = scalar(found, "the output")
-    except NotFused:
-        return None
-    return Step((*between, node), node.output[0], value) if found.number is number else None

@@ -57,8 +57,7 @@ def shape_of(graph: Graph, tensor: str, images: Sequence[str] = ()) -> Shape:
 
 
 def _before(graph: Graph, tensor: str) -> Iterator[tuple[str, tuple[_Line, _Line]]]:
-    """The tensor and those before it that have as many images, the nearest first; how its rows and columns follow from
-    theirs."""
+    """The tensor and those before it of the same batch, the nearest first; how its rows and columns follow."""
     lines = (_Line(), _Line())
     for _ in range(MAX_DEPTH):
         yield tensor, lines
@@ -147,8 +146,7 @@ def _windows(graph: Graph, node: NodeProto) -> tuple[_Line, _Line] | None:
 
 
 def pads_of(graph: Graph, node: NodeProto | None) -> Pads | None:
-    """What a Pad adds to the rows and columns of images; None where it is another node, where that is not known, or
-    where it adds images or channels."""
+    """What a Pad adds to rows and columns; None for another node, where it is not known, or adds images or channels."""
     if not graph.is_op(node, "Pad") or len(graph.dims(node.input[0]) or range(4)) != 4:
         return None
     given = graph.numbers(node, 1, "pads" if graph.opset > 1 else "paddings", 11)

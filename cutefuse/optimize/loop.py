@@ -261,9 +261,7 @@ class Loop:
         left = frozenset(self._best.graph.sites) - names
         head = "" if improved else f"not faster than {self._best.title}, so undone; "
         if not names:
-            pays = (
-                "every site pays or is within noise" if self._beats else "the layer times show no site that costs time"
-            )
+            pays = "every site pays or is within noise" if self._beats else "no site costs time by the layer times"
             this.decision = self.outcome.ended = head + (pays if improved else "nothing smaller to take back")
             return None
         this.decision = f"{head}{len(names)} of {len(self._best.graph.sites)} sites taken back"

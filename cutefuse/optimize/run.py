@@ -150,7 +150,8 @@ def pages(out: Path, paid: bool) -> list[Path]:
     """The reports of the plain and of the best engine, and the page that compares them."""
     made = [write(out / PLAIN, out / PLAIN, quiet=True), write(out / BEST, out / BEST, quiet=True)]
     if paid:
-        made.append(write_compare([out / PLAIN, out / BEST], out / "compare.html", quiet=True))
+        made.append(out / "compare.html")
+        write_compare([out / PLAIN, out / BEST], made[-1], quiet=True)
     return made
 
 
@@ -180,7 +181,8 @@ def sites(outcome: Outcome, results: Sequence[Result]) -> list[dict[str, Any]]:
 
 def first_choice(options: Options, kind: str) -> Options:
     """The options of the first patched graph: predictions for this engine, and every site that may pay in it."""
-    version = _tensorrt(kind)
+    version = trtexec.inspect(trtexec.find() or "trtexec").version if kind == "trtexec" else None
+    version = api.version() if kind == "tensorrt" else version
     # TensorRT 10.6 and older build the function bodies instead of the plugins.
     bodies = options.functions and (version is None or version >= plugins.PLUGINS_FIRST)
     text = ".".join(map(str, version[:2])) if version else options.trt_version
@@ -199,35 +201,22 @@ def engine_shapes(model: Path, given: Mapping[str, Sequence[int]], kind: str) ->
     return {name: size for name, size in resolve(specs, given).items() if open_axes[name]}
 
 
-def _tensorrt(kind: str) -> tuple[int, int, int] | None:
-    """The version of the TensorRT that builds the engines; None where it is another back end."""
-    if kind == "trtexec":
-        return trtexec.inspect(trtexec.find() or "trtexec").version
-    if kind == "tensorrt":
-        return api.version()
-    return None
-
-
 def _bench(kind: str, request: Request, shelf: Shelf) -> Bench:
-    words = [*request.options, *_shape_words(request)]
+    # --shapes names inputs with dynamic axes; TensorRT takes none for the others.
+    specs = input_specs(load_model(request.model))
+    dynamic = {s.name for s in specs if any(not isinstance(d, int) for d in s.dims)}
+    given = {name: dims for name, dims in request.patch.shapes.items() if name in dynamic}
+    words = [*request.options, *([f"--shapes={shapes_text(given)}"] if given else [])]
     if kind == "torch":
         from cutefuse.engines.pytorch.files import options_of
         from cutefuse.engines.pytorch.run import MODES
         from cutefuse.optimize.bench_torch import TorchBench
 
         options_of(words)  # a wrong one is refused before anything runs
-        given = [w.partition("=")[2] for w in words if w.startswith("--mode=")]
+        modes = [w.partition("=")[2] for w in words if w.startswith("--mode=")]
         others = [w for w in words if not w.startswith("--mode=")]
-        return TorchBench(shelf, others, request.patch.verify, given[-1:] or MODES)
+        return TorchBench(shelf, others, request.patch.verify, modes[-1:] or MODES)
     return TensorRTBench(shelf, kind, words, request.timeout_s)
-
-
-def _shape_words(request: Request) -> list[str]:
-    """--shapes for the inputs with dynamic axes; TensorRT takes none for the others."""
-    specs = input_specs(load_model(request.model))
-    dynamic = {s.name for s in specs if any(not isinstance(d, int) for d in s.dims)}
-    given = {name: dims for name, dims in request.patch.shapes.items() if name in dynamic}
-    return [f"--shapes={shapes_text(given)}"] if given else []
 
 
 def _converted(request: Request, shelf: Shelf) -> Path:

@@ -47,8 +47,7 @@ def pricing(tuner: Tuner) -> Pricing:
 
 
 def best_tiles(tuner: Tuner, calls: Sequence[Call | None]) -> list[int]:
-    """The tiles that are fastest together, of calls in the order of the graph; 0, the kernels' guess, where none is
-    known."""
+    """The tiles that are fastest together, of calls in the graph's order; 0, the kernels' guess, for one not known."""
     known = [call for call in calls if call is not None]
     try:
         chosen = iter(in_order(known, [_tiles_of(tuner, call) for call in known]))
@@ -92,8 +91,9 @@ def _price(tuner: Tuner, graph: Graph, group: Sequence[Site], dead: set[int]) ->
     saved_us = (replaced.best_us - sum(t.best_us for t in tiles)) / len(group)
     prices = []
     for site, own in zip(group, tiles, strict=True):
-        note = f"{NAMES[replaced.mode]} takes {saved_us + own.best_us:.3g} us, tile {_tile_name(site, own.best)} "
-        note += f"{own.best_us:.3g} us"
+        tiles_of_op = operator_of(site.chosen.call.op_type)["configs"]
+        name = next(str(c["name"]) for c in tiles_of_op if c["id"] == own.best)
+        note = f"{NAMES[replaced.mode]} takes {saved_us + own.best_us:.3g} us, tile {name} {own.best_us:.3g} us"
         if len(group) > 1:
             note += f"; it shares what goes with {len(group) - 1} other sites, which are judged together"
         prices.append(replace(unpriced, saved_us=saved_us, note=note))
@@ -111,11 +111,6 @@ def _unknown(site: Site) -> str:
     if site.sized_call:
         return ""
     return "its sizes are not known; where an input's are open, --input-shape NAME:1x3x640x640 gives them"
-
-
-def _tile_name(site: Site, tile: int) -> str:
-    assert site.match is not None
-    return next(str(c["name"]) for c in operator_of(site.match.call.op_type)["configs"] if c["id"] == tile)
 
 
 def _replaced(tuner: Tuner, graph: Graph, group: Sequence[Site], dead: set[int]) -> Replaced:
@@ -139,8 +134,7 @@ def _replaced(tuner: Tuner, graph: Graph, group: Sequence[Site], dead: set[int])
 
 
 def _around(graph: Graph, going: Sequence[NodeProto]) -> list[NodeProto]:
-    """The nodes that make what the Concats among these read, up to the next convolution or product; [] where there are
-    too many of them."""
+    """The nodes that make what the Concats among these read, up to the next convolution or product; [] for too many."""
     inside = {id(n) for n in going}
     pending = [name for n in going if n.op_type == "Concat" for name in n.input]
     found: dict[int, NodeProto] = {}

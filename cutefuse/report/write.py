@@ -62,14 +62,8 @@ def _write_one(analysis: tables.Analysis, outdir: Path) -> Path:
     return page
 
 
-def write_compare(sources: list[Path], output: Path, quiet: bool = False) -> Path:
-    """Compare engines (folders or graph JSON files, the baseline first) in one page, with CSV and JSON beside it."""
-    write_comparison(compared(sources, output), output, quiet)
-    return output
-
-
-def compared(sources: list[Path], output: Path) -> Comparison:
-    """The engines of these folders or graph JSON files side by side, the baseline first.
+def write_compare(sources: list[Path], output: Path, quiet: bool = False) -> Comparison:
+    """Compare engines (folders or graph JSON files, the baseline first) in one page, with CSV and JSON beside it.
 
     Raises CutefuseError for one engine, files that are no engine, and an `output` that cannot be a page.
     """
@@ -80,18 +74,14 @@ def compared(sources: list[Path], output: Path) -> Comparison:
     engines = [read_engine(one_engine(source)) for source in sources]
     for engine, source in zip(engines, sources, strict=True):
         if not engine.profiled and any(e.profiled for e in engines):
-            raise CutefuseError(
-                f"{source} holds no layer times (*.profile.json), the others do; profile that engine as well"
-            )
+            raise CutefuseError(f"{source} holds no layer times (*.profile.json), the others do; profile that one too")
         if sum(e.name == engine.name for e in engines) > 1:
             engine.name = f"{source.name if source.is_dir() else source.parent.name}/{engine.name}"
-    return compare(engines)
-
-
-def write_comparison(comparison: Comparison, output: Path, quiet: bool = False) -> None:
+    comparison = compare(engines)
     make_folder(output.parent)
     write_text(output.with_suffix(".csv"), tables.compare_csv(comparison))
     write_json(output.with_suffix(".json"), tables.compare_json(comparison))
     write_compare_page(comparison, output)
     if not quiet:
         print(tables.compare_terminal(comparison))
+    return comparison

@@ -19,7 +19,6 @@ from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.numbers import NUMBERS
 from cutefuse.graph.read import ELEM_TYPES, FOLDABLE, Graph, label, nodes_of, reads_of, remove, set_nodes, subgraphs
 from cutefuse.graph.store import Writer
-from cutefuse.kernels import Call
 from cutefuse.match.answer import Constant, Joined, Operand, Quantized, tensors_of
 from cutefuse.match.qdq import CUSTOM_DOMAIN
 from cutefuse.match.site import Site
@@ -80,12 +79,6 @@ def _read_by(operand: Operand) -> tuple[str, ...]:
     return tensors_of(operand)
 
 
-def _operand(site: Site, operand: Operand, constants: _Constants, makers: _Makers) -> str:
-    if isinstance(operand, str):
-        return operand
-    return constants.add(site.name, operand) if isinstance(operand, Constant) else makers.add(operand)
-
-
 def _computes_operands(graph: Graph, node: NodeProto) -> bool:
     """Whether a node only prepares a replaced node's other inputs: constants, or sizes of tensors."""
     tensor = node.output[0]
@@ -96,27 +89,26 @@ def _computes_operands(graph: Graph, node: NodeProto) -> bool:
 
 
 def apply_sites(graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Writer, origin: str) -> None:
-    """Put the nodes of these fused sites into `graph.model`, their function bodies not yet, and remove what the plan
-    lists.
+    """Put the nodes of these fused sites into `graph.model`, without their bodies, and remove what the plan lists.
 
     Names, order, shapes, metadata and everything unrelated stay as they are. `origin` goes into the model's metadata.
     """
     model, proto = graph.model, graph.proto
     names = Names(graph, doomed.dead)
     position = {id(n): i for i, n in enumerate(graph.nodes)}
-    constants = _Constants(names, writer)
-    casts, prepared = _Casts(names), _Makers(names)
+    operands, casts = _Operands(names, writer), _Casts(names)
     new: dict[int, list[NodeProto]] = {}
     for site in sites:
         match = site.chosen
         site.name = names.of_node(site.name)
-        inputs = [_operand(site, i, constants, prepared) for i in match.inputs]
+        inputs = [operands.add(site.name, operand) for operand in match.inputs]
         outputs = [o or names.of_tensor(f"{site.name}.unused{i}") for i, o in enumerate(match.outputs)]
         makers = [position[id(n)] for n in match.nodes if set(n.output) & set(match.outputs)]
         read_here = [name for operand in match.inputs for name in _read_by(operand)]
         parents = [position[id(p)] for name in read_here if (p := graph.producer(name)) is not None]
         group = new.setdefault(max([min(makers), *parents]), [])
-        group += prepared.added()
+        group += operands.nodes
+        operands.nodes = []
         group += casts.around(site, inputs, outputs, model.ir_version)
     made = {o for n in graph.nodes if id(n) in doomed.dead for o in n.output}
     made -= {o for nodes in new.values() for n in nodes for o in n.output}
@@ -131,7 +123,7 @@ def apply_sites(graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Write
         nodes = in_order(nodes)
     set_nodes(proto, nodes)
     remove(proto.initializer, lambda t: t.name in doomed.orphans)
-    proto.initializer.extend(constants.tensors)
+    proto.initializer.extend(operands.tensors)
     remove(proto.input, lambda v: v.name in doomed.orphans)
     remove(proto.value_info, lambda v: v.name in made)
     _correct_types(model, sites)
@@ -144,11 +136,6 @@ def apply_sites(graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Write
     for key, value in metadata.items():
         if all(p.key != key for p in model.metadata_props):
             model.metadata_props.add(key=key, value=value)
-
-
-def new_calls(sites: Sequence[Site]) -> dict[str, Call]:
-    """The calls of the fused nodes that `apply_sites` made, by the nodes' names."""
-    return {s.name: s.chosen.call for s in sites}
 
 
 def _correct_types(model: onnx.ModelProto, sites: Sequence[Site]) -> None:
@@ -242,45 +229,40 @@ def fresh(base: str, taken: set[str], mark: str = "_") -> str:
     return name
 
 
-class _Constants:
-    """New initializers; equal contents are stored once, as shared weights were before."""
+class _Operands:
+    """What fused nodes read that the graph does not hold: initializers, of which equal contents are stored once, as
+    shared weights were before, and QuantizeLinear and Concat nodes, which sites that want the same operand share."""
 
     def __init__(self, names: Names, writer: Writer) -> None:
         self.tensors: list[onnx.TensorProto] = []
+        self.nodes: list[NodeProto] = []
         self._names, self._writer = names, writer
-        self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._known: dict[Hashable, str] = {}
 
-    def add(self, site: str, constant: Constant) -> str:
+    def add(self, site: str, operand: Operand) -> str:
+        """The name of the tensor that holds an operand."""
+        if isinstance(operand, str):
+            return operand
+        if isinstance(operand, Constant):
+            return self._constant(site, operand)
+        if operand not in self._known:
+            self._known[operand] = self._joined(operand) if isinstance(operand, Joined) else self._quantised(operand)
+        return self._known[operand]
+
+    def _constant(self, site: str, constant: Constant) -> str:
         value = np.ascontiguousarray(constant.make())
         if value.shape != constant.dims:
-            raise CutefuseError(
-                f"'{site}': packed {constant.suffix} is {value.shape}, expected {constant.dims}; report this"
-            )
+            raise CutefuseError(f"'{site}': {constant.suffix} is {value.shape}, expected {constant.dims}; report this")
         key = (constant.dtype, constant.dims, hashlib.sha256(value.view(np.uint8).data).digest())
         if key not in self._known:
             self._known[key] = self._names.of_tensor(f"{site}.{constant.suffix}")
             self.tensors.append(self._writer.tensor(self._known[key], value, constant.dtype))
         return self._known[key]
 
-
-class _Makers:
-    """QuantizeLinear and Concat nodes in front of fused nodes; sites that want the same operand share one."""
-
-    def __init__(self, names: Names) -> None:
-        self._names = names
-        self._known: dict[Quantized | Joined, str] = {}
-        self._new: list[NodeProto] = []
-
-    def add(self, operand: Quantized | Joined) -> str:
-        if operand not in self._known:
-            made = self._joined(operand) if isinstance(operand, Joined) else self._quantised(operand)
-            self._known[operand] = made
-        return self._known[operand]
-
     def _joined(self, operand: Joined) -> str:
         output = self._names.of_tensor(f"{operand.tensors[-1]}.joined")
         name = self._names.of_node(f"{operand.tensors[-1]}/join")
-        self._new.append(helper.make_node("Concat", operand.tensors, [output], name=name, axis=1))
+        self.nodes.append(helper.make_node("Concat", operand.tensors, [output], name=name, axis=1))
         return output
 
     def _quantised(self, operand: Quantized) -> str:
@@ -288,7 +270,7 @@ class _Makers:
         source, *rest = _read_by(operand)
         if operand.cast:
             lower = self._names.of_tensor(f"{source}.{operand.cast}")
-            self._new.append(self._names.cast(source, lower, operand.cast))
+            self.nodes.append(self._names.cast(source, lower, operand.cast))
             source = lower
         output = self._names.of_tensor(f"{operand.tensor}.{word}")
         name = self._names.of_node(f"{operand.tensor}/to_{word}")
@@ -296,13 +278,8 @@ class _Makers:
         if not operand.custom and not operand.zero_point:
             # Without a zero point the type is uint8 unless the attribute of opset 21 names another one.
             typed["output_dtype"] = ELEM_TYPES[operand.number]
-        self._new.append(helper.make_node(operand.op_types[-1], [source, *rest], [output], name=name, **typed))
+        self.nodes.append(helper.make_node(operand.op_types[-1], [source, *rest], [output], name=name, **typed))
         return output
-
-    def added(self) -> list[NodeProto]:
-        """The nodes made since the last call."""
-        made, self._new = self._new, []
-        return made
 
 
 class _Casts:

@@ -26,8 +26,7 @@ def fit_bodies(model: ModelProto, folder: Path) -> None:
 
 
 def add_bodies(model: ModelProto, graph: Graph, new: Mapping[str, Call], op_types: Iterable[str] = ()) -> None:
-    """Give the model the body of every op_type that a new fused node has and of further `op_types`, and the IR version
-    that knows functions.
+    """Give the model the body of every op_type of a new fused node and of `op_types`, and an IR version with functions.
 
     `new` holds the calls of the new nodes by their names; `graph` knows the tensors of those that were there before.
     A body that other nodes of its op_type had already is written again, so that it serves all of them.

@@ -1,4 +1,4 @@
-"""Patching a model that a program holds, without files of its own: out to a folder, patched there, and back."""
+"""Patching what a program holds, an ONNX model or an onnx-graphsurgeon Graph: out to a folder, patched, and back."""
 
 from __future__ import annotations
 
@@ -115,3 +115,42 @@ def demand_proof(result: Result) -> None:
     """Raises VerificationError where the proof that was asked for failed."""
     if (proof := result.report["verify"]) is not None and not proof["passed"]:
         raise VerificationError(f"the patched model computes something else: {failure(proof)}")
+
+
+@with_signature
+def patch_graph(graph: Any, report: dict[str, Any] | None = None, **choices: Unpack[Choices]) -> Any:
+    """A new onnx_graphsurgeon.Graph in which the sites that should pay are fused; the given one stays as it is.
+
+    graph: an onnx_graphsurgeon.Graph whose inputs and outputs have types. report: a dict that receives what `cutefuse
+    patch` writes into patch.json. choices: the fields of cutefuse.rewrite.patch.Options, such as all_sites=True, sm=90,
+    verify=True or include=["*cls*"]. Name, doc string, producer, IR version, opset imports and functions of the Graph
+    stay, the fused nodes' function bodies come beside them, and attributes that a user put on the Graph move to the new
+    one. Where nothing can be fused, the new Graph has the nodes of the given one.
+
+    Raises CutefuseError for anything that is no Graph or cannot be exported, and for a choice that does not exist;
+    VerificationError where verify=True finds a difference.
+    """
+    try:
+        import onnx_graphsurgeon as gs
+        from onnx_graphsurgeon.util.exception import OnnxGraphSurgeonException
+    except ImportError:
+        raise CutefuseError("patch_graph needs onnx-graphsurgeon; run `pip install onnx-graphsurgeon`") from None
+    if not isinstance(graph, gs.Graph):
+        raise CutefuseError(
+            f"patch_graph was given a {type(graph).__name__}; give an onnx_graphsurgeon.Graph, as "
+            "gs.import_onnx(onnx.load(path)) returns it"
+        )
+    options = options_of("patch_graph", choices)
+    try:
+        model = gs.export_onnx(graph)
+    except OnnxGraphSurgeonException as error:
+        raise CutefuseError(f"the Graph cannot be exported ({' '.join(str(error).split())}); repair it") from None
+    done, written = patched(model, options, graph.name)
+    if report is not None:
+        report.update(done.report)
+    demand_proof(done)
+    result = gs.import_onnx(written or gs.export_onnx(graph))
+    for name, value in vars(graph).items():
+        if name not in vars(result):
+            setattr(result, name, value)
+    return result

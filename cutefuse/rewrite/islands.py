@@ -51,8 +51,7 @@ def mark(model: ModelProto, layout: int) -> None:
 
 
 def lay(model: ModelProto, folder: Path) -> None:
-    """Turn every fused convolution to NHWC, with what belongs to its island. Its tensors are NCHW so far, whatever its
-    attribute says.
+    """Turn every fused convolution, whose tensors are NCHW so far, to NHWC, with what belongs to its island.
 
     Raises CutefuseError for a fused node that the kernels cannot run so.
     """
@@ -69,7 +68,10 @@ def lay(model: ModelProto, folder: Path) -> None:
         if id(node) in inside:
             island.add(node)
     inner = {t: island.names.of_tensor(f"{t}{SUFFIX}") for t in island.tensors}
-    nodes, dry = list[NodeProto](), _read_outside(graph, island)
+    nodes = list[NodeProto]()
+    dry = {  # what nodes outside read, or nodes inside in another way than as an image
+        name for n in graph.nodes for i, name in enumerate(n.input) if i not in island.images.get(id(n), ())
+    }
 
     def shore(tensor: str, source: str, target: str, perm: Sequence[int], word: str) -> None:
         if is_barred(graph, graph.dtype(tensor)):
@@ -99,8 +101,7 @@ def lay(model: ModelProto, folder: Path) -> None:
 
 
 def lift(model: ModelProto, folder: Path) -> int:
-    """Turn every NHWC node back to NCHW and take the Transposes at the shores away; returns how many fused nodes were
-    turned.
+    """Turn every NHWC node back to NCHW, without the Transposes at the shores; returns how many fused nodes there were.
 
     Raises CutefuseError where an NHWC tensor is read or made by a node that cannot be turned.
     """
@@ -149,8 +150,7 @@ def lift(model: ModelProto, folder: Path) -> int:
 
 
 def _refused(graph: Graph, node: NodeProto) -> str | None:
-    """Why the kernels cannot run a fused convolution, whose tensors are NCHW so far, in NHWC; None where they can, and
-    where types are not known."""
+    """Why the kernels cannot run a fused convolution in NHWC; None where they can, and where types are not known."""
     call, images = graph_call(node, graph), fused_ports(node) or []
     inputs = [replace(t, layout=CHANNELS_LAST) if i in images else t for i, t in enumerate(call.inputs)]
     outputs = [Tensor(graph.dims(o) or (), graph.dtype(o) or "", CHANNELS_LAST) for o in node.output]
@@ -169,16 +169,6 @@ def _is_shore(graph: Graph, node: NodeProto, perm: Sequence[int]) -> bool:
         return False
     own = tuple(attribute(node, "perm", ()))
     return own == turned_axes(perm, len(own)) and len(own) == len(graph.dims(node.input[0]) or own)
-
-
-def _read_outside(graph: Graph, island: _Island) -> set[str]:
-    """The tensors that nodes outside read, or nodes inside in another way than as an image."""
-    return {
-        name
-        for n in graph.nodes
-        for i, name in enumerate(n.input)
-        if id(n) not in island or i not in island.images[id(n)]
-    }
 
 
 class _Island:
@@ -301,8 +291,7 @@ class _Sea:
                 yield name, self.graph.users(name)
 
     def _place(self, node: NodeProto, flat: bool) -> Hashable | None:
-        """A node in the graph that is cut; None for one beside which a Transpose is a view. `flat`: of an image whose
-        rows are one axis."""
+        """A node of the cut; None for one beside which a Transpose is a view. `flat`: rows are one axis."""
         if id(node) in self._fused:
             return SOURCE
         if flat and (node.op_type == "MatMul" or tuple(attribute(node, "perm", ())) == (0, 2, 1)):

@@ -22,8 +22,7 @@ TAKES = (
 class Options:
     """What to patch and how; the defaults fuse the sites that should pay in the newest TensorRT.
 
-    A single text stands for a list of one, wherever several may be given. Raises CutefuseError for a choice of another
-    type, or that there is not.
+    A single text stands for a list of one. Raises CutefuseError for a choice of another type, or that there is not.
     """
 
     include: Sequence[str] = ()

@@ -15,18 +15,9 @@ import onnx
 
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
+from cutefuse.graph import store
 from cutefuse.graph.read import op_counts
 from cutefuse.graph.shapes import batch_of_one, check_shapes, open_inputs
-from cutefuse.graph.store import (
-    EXTERNAL_LIMIT,
-    check_apart,
-    data_path,
-    load_model,
-    sha256_of,
-    size_of,
-    uses_external_data,
-    writer,
-)
 from cutefuse.match.answer import Constant
 from cutefuse.match.site import Site
 from cutefuse.operators.layouts import layout_of
@@ -67,8 +58,7 @@ def patch(
     (then only the report, and only where no model of an earlier run stands beside it).
 
     price, tiles: what was measured of sites and of their calls, trusted before the model and the kernels' first guess.
-    Raises CutefuseError for a model that cannot be read, an unknown filter, a GPU without kernels, or an output that
-    cannot be written.
+    Raises CutefuseError for a model or an output that cannot be, an unknown filter, a GPU without kernels.
     """
     state = begin(source, output, options)
     for step in (convert.run, branches.run, clean.run, find.run, filter.run, convert.sites):
@@ -78,7 +68,7 @@ def patch(
     idle.run(state)
     if not state.report_path or not state.changes:
         return Result(state.sites, report_of(state), None, 0 if state.changes else 3)
-    with writer(output, _outside(state), source) as out:
+    with store.writer(output, _outside(state), source) as out:
         apply.run(state, out)
         verify.run(state, out.folder)
         report = report_of(state)
@@ -96,14 +86,13 @@ def plain_model(source: Path, options: Options) -> onnx.ModelProto:
 
     Raises CutefuseError for a model that cannot be read or converted.
     """
-    model = load_model(source)
+    model = store.load_model(source)
     islands.lift(model, source.parent)
     return convert.whole(model, source.parent, options)[0]
 
 
 def begin(source: Path, output: Path, options: Options) -> State:
-    """The model with its fused nodes in NCHW. Refuses an engine or GPU that there is not, and paths that would
-    overwrite something."""
+    """The model with its fused nodes in NCHW. Refuses an unknown engine or GPU, and paths that overwrite something."""
     engine = engine_of(options.engine, options.trt_version, options.sm)
     if reason := kernels.reject_device(options.sm):
         raise CutefuseError(f"{reason}; --sm names the GPU that will run the model, --sm 0 takes any")
@@ -111,17 +100,17 @@ def begin(source: Path, output: Path, options: Options) -> State:
     if real(output) == real(source):
         raise CutefuseError(f"the output {output} is the input; choose another -o")
     report = None if options.dry_run else report_path(output)
-    model = load_model(source)
+    model = store.load_model(source)
     if report:
-        check_apart(model, source, output, data_path(output), report)
+        store.check_apart(model, source, output, store.data_path(output), report)
     layout = layout_of(options.layout, options.engine, options.sm)
     assumed = batch_of_one(model, options.shapes)
     state = State(
-        source, output, report, sha256_of(source), options,
+        source, output, report, store.sha256_of(source), options,
         model, engine, device_of(engine.device_sm, options.gpu), layout,
         turned=bool(islands.layouts(model) - {layout}),
         before=op_counts(model.graph),
-        external=uses_external_data(model),
+        external=store.uses_external_data(model),
         assumed=assumed,
         open_inputs={n: d for n, d in open_inputs(model).items() if n not in {**assumed, **options.shapes}},
     )  # fmt: skip
@@ -136,7 +125,7 @@ def _outside(state: State) -> bool:
     limit may grow past it."""
     if state.external:
         return True
-    size = size_of(state.model)
+    size = store.size_of(state.model)
     operands = [i for s in state.fused for i in s.chosen.inputs] if size > 1 << 30 else []
     packed = sum(8 * math.prod(i.dims) for i in operands if isinstance(i, Constant))  # at most, an element
-    return size + packed > EXTERNAL_LIMIT
+    return size + packed > store.EXTERNAL_LIMIT

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from cutefuse.table import counted, some
+
 LISTED = 4  # inputs or sites that a line names before it says how many more there are
+_some = partial(some, most=LISTED)
 
 
 def _unproven(proof: Mapping[str, Any], silent: Sequence[dict[str, Any]]) -> list[str]:
@@ -28,8 +32,8 @@ def _unproven(proof: Mapping[str, Any], silent: Sequence[dict[str, Any]]) -> lis
 def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
     """Sentences about a verification that passed; `dtype` is what the model was converted to, if it was."""
     inputs, compared, fused = len(proof.get("seeds_tried", [0])), len(proof["sites"]), proof["fused_sites"]
-    on = f"{inputs} random {'input' if inputs == 1 else 'inputs'} (seed {proof['seed']})"
-    sites_text = f"{compared} of {fused} fused {'site' if fused == 1 else 'sites'}"
+    on = f"{counted(inputs, 'random input')} (seed {proof['seed']})"
+    sites_text = f"{compared} of {counted(fused, 'fused site')}"
     allowed = f"({proof['tolerance']:g} is allowed)"
     error = f"worst error {_worst(proof['sites']):.2g} of a channel's largest value {allowed}"
     silent = [r for r in proof["outputs"] if "says_nothing" in r]
@@ -42,10 +46,9 @@ def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
         sizes = [f"{name} {'x'.join(map(str, dims)) or '(one number)'}" for name, dims in proof["inputs"].items()]
         outputs = {o["name"] for o in proof["outputs"]}
         own = [f for f in proof.get("end_to_end", proof["outputs"]) if f["name"] in outputs]
-        which = f"{len(own)} {'output' if len(own) == 1 else 'outputs'}"
         verb = "compared" if silent else "verified"
-        lines = [f"{verb} with {proof['backend']} on {_some(sizes)}, {on}: {which}, from end to end "
-                 f"{_worst(own):.2g} of a channel's largest value from the unfused model's"]  # fmt: skip
+        lines = [f"{verb} with {proof['backend']} on {_some(sizes)}, {on}: {counted(len(own), 'output')}, from end to "
+                 f"end {_worst(own):.2g} of a channel's largest value from the unfused model's"]  # fmt: skip
         apart = ", each from the unfused model's own values" if "end_to_end" in proof else ""
         lines += [f"{sites_text} compared{apart}: {error}"] if compared else []
         if sums := proof.get("sums"):
@@ -59,10 +62,8 @@ def words(proof: Mapping[str, Any], dtype: str) -> list[str]:
     for why, names in reasons.items():
         lines.append(f"{through}: {_some(names)} ({why})")
     if "end_to_end" in proof:
-        lines.append(
-            f"inside, the model amplifies rounding errors to {_worst(proof['end_to_end']):.2g}; the sites' own figures "
-            "count"
-        )
+        worst = _worst(proof["end_to_end"])
+        lines.append(f"inside, the model amplifies rounding errors to {worst:.2g}; the sites' own figures count")
     if strange := [s["name"] for s in proof["sites"] if s.get("overflows")]:
         lines.append(f"the unfused model overflows inside {_some(strange)}; what float64 makes there is taken as right")
     if "conversion" in proof:
@@ -85,8 +86,3 @@ def failure(proof: Mapping[str, Any]) -> str:
 
 def _worst(figures: Sequence[Mapping[str, Any]]) -> float:
     return max((f.get("max_rel_error", f.get("mismatch_share", 0.0)) for f in figures), default=0.0)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more

@@ -13,6 +13,7 @@ from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
 from cutefuse.errors import VerificationError
 from cutefuse.graph.body import DOMAIN
+from cutefuse.graph.cut import needed
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute
 from cutefuse.graph.store import load_weights
 from cutefuse.graph.verify import Probe, verify
@@ -35,7 +36,12 @@ def prove_parts(
     for site in sites:
         own = [p for p in probes if p.site == site.name]
         try:
-            found = _proven(graph, unfused, patched, site, own, tolerance, seed)
+            ends, outputs = _ends(graph, site), [p.tensor for p in own]
+            with tempfile.TemporaryDirectory(prefix="cutefuse_") as folder:
+                path = Path(folder) / "site.onnx"
+                onnx.save(_part(*unfused, ends, outputs, {}), str(path))
+                part = _part(*patched, ends, outputs, _undone(patched[0], ends, site))
+                found = verify(path, part, path.parent, tolerance, {}, seed, own)
         except VerificationError as reason:
             report["unprobed"].append({"name": site.name, "why": str(reason)})
             continue
@@ -51,20 +57,6 @@ def prove_parts(
     if wrong := next((s["name"] for s in report["sites"] if not s["passed"]), None):
         report["first_wrong_site"] = wrong
     return report
-
-
-def _proven(
-    graph: Graph, unfused: tuple[ModelProto, Path], patched: tuple[ModelProto, Path], site: Site,
-    probes: Sequence[Probe], tolerance: float, seed: int,
-) -> dict[str, Any]:  # fmt: skip
-    """What `verify` says about one site. Raises VerificationError where it cannot be run."""
-    ends = _ends(graph, site)
-    outputs = [p.tensor for p in probes]
-    with tempfile.TemporaryDirectory(prefix="cutefuse_") as folder:
-        path = Path(folder) / "site.onnx"
-        onnx.save(_part(*unfused, ends, outputs, {}), str(path))
-        part = _part(*patched, ends, outputs, _undone(patched[0], ends, site))
-        return verify(path, part, path.parent, tolerance, {}, seed, probes)
 
 
 def _ends(graph: Graph, site: Site) -> dict[str, ValueInfoProto]:
@@ -106,25 +98,12 @@ def _part(
 ) -> ModelProto:  # fmt: skip
     """The nodes between `ends` and `outputs` as a model of their own, with its weights inside; `makers`: nodes that
     make tensors in place of the model's own."""
-    maker = {o: n for n in model.graph.node for o in n.output if o} | dict(makers)
-    ahead, needed, read = list(outputs), set[int](), set[str]()
-    while ahead:
-        name = ahead.pop()
-        if name in read or (name in ends and name not in outputs):
-            read.add(name)
-            continue
-        read.add(name)
-        if (node := maker.get(name)) is not None and id(node) not in needed:
-            needed.add(id(node))
-            ahead += [i for i in node.input if i]
-    inputs = [*ends.values(), *(v for v in model.graph.input if v.name in read and v.name not in ends)]
-    stored = [t for t in model.graph.initializer if t.name in read]
-    kept = {t.name for t in stored}
-    body = helper.make_graph(
-        [n for n in (*makers.values(), *model.graph.node) if id(n) in needed], "site",
-        [v for v in inputs if v.name in read and v.name not in kept],
-        [ValueInfoProto(name=name) for name in outputs], stored,
-    )  # fmt: skip
+    nodes, read = needed([*makers.values(), *model.graph.node], outputs, ends.__contains__)
+    stored = {t.name: t for t in model.graph.initializer if t.name in read}
+    inputs = [*ends.values(), *(v for v in model.graph.input if v.name not in ends)]
+    inputs = [v for v in inputs if v.name in read and v.name not in stored]
+    results = [ValueInfoProto(name=name) for name in outputs]
+    body = helper.make_graph(nodes, "site", inputs, results, list(stored.values()))
     part = helper.make_model(body, opset_imports=list(model.opset_import), ir_version=model.ir_version)
     part.functions.extend(model.functions)
     load_weights(part, folder)

@@ -82,8 +82,7 @@ def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[Mo
 
 
 def _is_float16(model: ModelProto, folder: Path, kept: Collection[str]) -> bool:
-    """Whether a model was converted before: it holds float16, and nothing else than Casts and what is `kept` reads or
-    makes a float32 tensor."""
+    """Whether a model holds float16, and only Casts and what is `kept` read or make a float32 tensor."""
     if not any(t.data_type == onnx.TensorProto.FLOAT16 for t in model.graph.initializer):
         return False
     graph = Graph(model, folder, inferred(model))
@@ -201,7 +200,8 @@ def retype(sites: Sequence[Site], dtype: str, keep: Sequence[str], opset: int) -
         lower = _lowered(match, dtype)
         constants = [i for i in lower.inputs if isinstance(i, Constant) and i.typed] if lower else []
         named = any(fnmatchcase(name, p) for n in site.nodes for name in names_of(n) for p in keep)
-        values = [] if named else [_largest(c) for c in constants]
+        stored = [] if named else [c.make().astype(np.float32).reshape(-1) for c in constants]
+        values = [float(v[np.abs(v).argmax()]) for v in stored if v.size]  # the largest in magnitude
         if named or lower is None or not all(abs(v) <= LARGEST[dtype] for v in values):
             kept.append(site.name)
             large += [Overflow(site.name, match.nodes[0].input[1], v) for v in values if abs(v) > LARGEST[dtype]]
@@ -223,9 +223,3 @@ def _lowered(match: Match, dtype: str) -> Match | None:
     call = replace(match.call, inputs=inputs, outputs=outputs, _keep=[])
     operands = tuple(replace(i, dtype=dtype) if isinstance(i, Constant) and i.typed else i for i in match.inputs)
     return smaller if kernels.reject(call) else replace(match, call=call, inputs=operands, otherwise=smaller)
-
-
-def _largest(constant: Constant) -> float:
-    """The entry that is largest in magnitude."""
-    value = constant.make().astype(np.float32)
-    return float(value.flat[np.abs(value).argmax()]) if value.size else 0.0

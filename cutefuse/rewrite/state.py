@@ -40,8 +40,7 @@ class Conversion:
 
 @dataclass
 class State:
-    """A model on its way through the passes, and what they found. A field without a value has none before the pass that
-    leaves it."""
+    """A model on its way through the passes, and what they found. Fields get their values from the passes."""
 
     source: Path
     output: Path

@@ -70,18 +70,13 @@ def _own_bodies(graph: Graph, fused: list[NodeProto]) -> list[str]:
     calls = [graph_call(node, graph) for node in fused]
     remove_bodies(model, {n.op_type for n in fused})
     for i, (node, call) in enumerate(zip(fused, calls, strict=True)):
-        body = body_for([call], graph.opset, _positive(graph, node))
+        vectors = [(i, graph.constant(name)) for i, name in enumerate(node.input) if len(graph.dims(name) or ()) == 1]
+        positive = [i for i, v in vectors if v is not None and bool(np.all(v > 0))]  # scales of a quantised filter, say
+        body = body_for([call], graph.opset, positive)
         node.op_type = body.name = f"{node.op_type}_{i}"
         model.functions.append(body)
     model.ir_version = max(model.ir_version, MIN_BODY_IR)
     return [n.op_type for n in fused]
-
-
-def _positive(graph: Graph, node: NodeProto) -> list[int]:
-    """The vectors among the inputs of a node that are constant and all positive: scales of a quantised filter, say."""
-    vectors = [(i, name) for i, name in enumerate(node.input) if len(graph.dims(name) or ()) == 1]
-    values = [(i, graph.constant(name)) for i, name in vectors]
-    return [i for i, v in values if v is not None and bool(np.all(v > 0))]
 
 
 def _fold(model: ModelProto, folder: Path, kept: set[str], out: Writer) -> None:

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import truediv
 from pathlib import Path
 from typing import Any
 
 from cutefuse.errors import CutefuseError
-from cutefuse.roofline.intensity import DTYPE_BITS, crossing
+from cutefuse.roofline.intensity import DTYPE_BITS
 from cutefuse.roofline.measure import read_json
 from cutefuse.roofline.peaks import Peaks
 
@@ -63,9 +65,7 @@ class Transformer:
         # Keys and values: the context is read, the new ones are written and read back.
         kv_elements = self.layers * 2 * kv * batch * (context + 2 * new)
         # Between the matrix products, activations are written once and read once.
-        activations = (
-            self.layers * tokens * 2 * (query + 2 * kv + query + self.hidden + 2 * self.intermediate + self.hidden)
-        )
+        activations = self.layers * tokens * 4 * (query + kv + self.hidden + self.intermediate)
         size = weight_bytes + kv_elements * DTYPE_BITS[self.kv_type] / 8
         return flops, size + (activations + batch * self.vocabulary) * DTYPE_BITS[self.activation_type] / 8
 
@@ -112,6 +112,12 @@ def transformer_from(choice: str, weight_type: str = "FP16", kv_type: str = "FP1
     else:
         raise CutefuseError(f"--llm is {choice}; give a config.json or one of {', '.join(MODELS)}")
     return replace(model, weight_type=weight_type, kv_type=kv_type)
+
+
+def crossing(intensity: Callable[[int], float], ridge: float, limit: int = 1 << 24) -> int | None:
+    """The least size at which a rising intensity reaches the ridge; None when it never does up to `limit`."""
+    found = bisect_left(range(1, limit + 1), ridge, key=intensity) + 1
+    return found if found <= limit else None
 
 
 def llm_view(model: Transformer, peaks: Peaks, batch: int, context: int) -> dict[str, Any]:

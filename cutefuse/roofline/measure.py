@@ -88,7 +88,5 @@ def _measure_gpu(torch: Any) -> Peaks:
     b = torch.ones(edge, edge, dtype=torch.int8, device="cuda")
     rates["INT8"] = tflops(partial(torch._int_mm, b, b.t()))
     name = torch.cuda.get_device_name()
-    size_bytes = source.numel() * source.element_size()
-    return Peaks(
-        name, round(2 * size_bytes / copy_s / 1e9, 1), rates, f"measured with PyTorch {torch.__version__} on {name}"
-    )
+    bandwidth_gbs = round(2 * source.numel() * source.element_size() / copy_s / 1e9, 1)
+    return Peaks(name, bandwidth_gbs, rates, f"measured with PyTorch {torch.__version__} on {name}")

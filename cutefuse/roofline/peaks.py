@@ -38,8 +38,7 @@ _WIDER = {
 
 
 class Roof(NamedTuple):
-    """What a device allows for some work: `intensity` and `ridge` in FLOP per byte, `bound` "memory" or "compute", the
-    attainable rate and the least time."""
+    """What a device allows for some work: `intensity`, `ridge` in FLOP per byte, `bound` "memory" or "compute"."""
 
     intensity: float
     ridge: float
@@ -52,8 +51,7 @@ class Roof(NamedTuple):
 class Peaks:
     """Upper bounds of one device. `tflops`: precision -> 10^12 operations a second; `bandwidth_gbs`: 10^9 bytes/s.
 
-    capability ("9.0"), multiprocessors and memory_gb ("141"; "16/32": sold with either) of a board of the table; "" and
-    0 where they are not known.
+    capability ("9.0"), multiprocessors, memory_gb ("141"; "16/32": sold with either) of a board; "" or 0: not known.
     """
 
     device: str
@@ -165,9 +163,8 @@ def board(name: str) -> Peaks:
     """
     named = sharing(name)
     if len(named) > 1:
-        raise CutefuseError(
-            f"--peaks is {name}, which {len(named)} boards share; give one of {', '.join(b.device for b in named)}"
-        )
+        known = ", ".join(b.device for b in named)
+        raise CutefuseError(f"--peaks is {name}, which {len(named)} boards share; give one of {known}")
     found = named[0] if named else by_name(name)
     if found is None:
         known = ", ".join(b.device for b in boards())
@@ -191,9 +188,7 @@ def by_device(device: dict[str, Any]) -> Peaks | None:
     clock_ghz, memory_ghz, bus_bits = numbers
     rates = _rates(capability, count, clock_ghz, "GeForce" in name)
     # Double data rate: two transfers a clock.
-    return Peaks(
-        name or f"sm_{capability}", 2 * memory_ghz * bus_bits / 8, rates, "computed from the log's device information"
-    )
+    return Peaks(name or f"sm_{capability}", 2 * memory_ghz * bus_bits / 8, rates, "computed from the log's clocks")
 
 
 def peaks_from(data: Any, where: str) -> Peaks:

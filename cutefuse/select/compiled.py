@@ -22,8 +22,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Record:
-    """The kernels of a compiled graph beside its convolutions and products. known: the names of all nodes that any
-    kernel bears."""
+    """The kernels of a compiled graph beside convolutions and products. known: the nodes that any kernel names."""
 
     kernels: tuple[Kernel, ...]
     known: frozenset[str]

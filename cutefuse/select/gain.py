@@ -21,25 +21,13 @@ from cutefuse.match.site import Site
 from cutefuse.operators.conv_form import AFTER
 from cutefuse.operators.conv_math import Geometry
 from cutefuse.select import times
+from cutefuse.select import wiring as w
 from cutefuse.select.compiled import Kernel, Record
 from cutefuse.select.price import MODELLED, Price
 from cutefuse.select.times import Convolution, Device, convolution_us, fused_us
-from cutefuse.select.wiring import (
-    CONVOLUTIONS,
-    ELEMENTWISE,
-    ENLARGED,
-    IN_FILTERS,
-    MEANS,
-    MOST_TIED,
-    MOVES,
-    RANGES,
-    Engine,
-    Wiring,
-    is_between,
-    wiring,
-)
+from cutefuse.select.wiring import ELEMENTWISE, Engine, Wiring
 
-_INSIDE = ("Concat", *ENLARGED, *RANGES, *IN_FILTERS)  # nodes of a match that cost something whatever it is
+_INSIDE = ("Concat", *w.ENLARGED, *w.RANGES, *w.IN_FILTERS)  # nodes of a match that cost something whatever it is
 LEAST_SAID_US = 0.05  # what a figure with one digit can show
 # A part of a gain -> what takes less time, or more, where the site is fused.
 _PARTS = {
@@ -77,9 +65,9 @@ class Model:
     def __init__(self, graph: Graph, engine: Engine, device: Device, record: Record | None = None) -> None:
         device = replace(device, spills=engine.timed)
         self.graph, self.engine, self.device, self.record = graph, engine, device, record
-        self.plain = wiring(graph, engine, device)
+        self.plain = w.wiring(graph, engine, device)
         # Enlargements whose pixels lie between others.
-        self.between = [n for n in graph.nodes if n.op_type in ENLARGED and is_between(n)]
+        self.between = [n for n in graph.nodes if n.op_type in w.ENLARGED and w.is_between(n)]
         self._named = {label(n): n for n in graph.nodes}
         self.shares = functools.cache(self._shares)
         self.convolution_us = functools.cache(self._convolution_us)
@@ -153,11 +141,11 @@ class Model:
         together = self.engine.merges_pointwise and ours[0].taps == 1 and not facts["depthwise"] and not transposed
         convs, wider_us = ours, 0.0
         if POOLS in match.takes:  # the engine pools or sorts pixels in a kernel of its own, before a smaller filter
-            x, w = (self.plain.dims(t) for t in anchor.input[:2])
-            if not x or not w:
+            x, own = (self.plain.dims(t) for t in anchor.input[:2])
+            if not x or not own:
                 return Own(math.nan, math.nan, UNSIZED)
-            convs = [replace(ours[0], C=w[1], H=x[2], W=x[3], taps=w[2] * w[3])]
-            if ours[0].C * ours[0].taps > w[1] * w[2] * w[3]:  # slices only sort the products
+            convs = [replace(ours[0], C=own[1], H=x[2], W=x[3], taps=own[2] * own[3])]
+            if ours[0].C * ours[0].taps > math.prod(own[1:]):  # slices only sort the products
                 wider_us = self.convolution_us(ours[0]) - self.convolution_us(convs[0])
         if call.key not in self._fused_us:
             self._fused_us[call.key] = fused_us(call, self.device, site.op.cost(call).bytes_moved)
@@ -169,7 +157,7 @@ class Model:
         before_us += self._normalised_us(match, call) if facts["pre_activated"] else 0.0
         before_us += sum(self._behind_us(match, conv) for conv in convs)
         behind = self.graph.producer(anchor.input[0])
-        if not self.engine.reads_ranges and behind is not None and behind.op_type in RANGES:
+        if not self.engine.reads_ranges and behind is not None and behind.op_type in w.RANGES:
             before_us += self.device.copy_us(2 * self.plain.size_of(anchor.input[0]))
         if after_us is None:
             return Own(before_us, math.nan, "the kernel library predicts no time for it", mergeable_us)
@@ -198,7 +186,7 @@ class Model:
         """What the engine's kernels behind a convolution of the match take, which ours computes as well."""
         facts, anchor, output_bytes = kernels.facts(match.call.op_type), match.nodes[0], conv.output_bytes
         activation, residual = str(facts["activation"]), facts["residual"]
-        moved = any(n.op_type == MOVES for n in match.nodes)
+        moved = any(n.op_type == w.MOVES for n in match.nodes)
         summed = residual == AFTER and activation in ("Relu", "Clip")
         if self.engine.computes(self.graph, match, activation) and not summed:
             added_us = self.device.move_us(output_bytes) if residual else 0.0
@@ -221,11 +209,6 @@ class Model:
         changed = any(wiring.source(t) in wiring.made for t in read) or not all(map(wiring.alive, beside))
         return None if changed else shares
 
-    def _recorded_us(self, node: NodeProto, wiring: Wiring) -> float | None:
-        """Time of a node's recorded kernels, of those that only move where `network_us` adds the rest; None: unknown"""
-        shares, every = self._unchanged(node, wiring), node.op_type in (*_INSIDE, *ELEMENTWISE)
-        return None if shares is None else self._kernels_us({k: s for k, s in shares.items() if every or k.is_copy})
-
     def _kernels_us(self, shares: Mapping[Kernel, float]) -> float:
         return sum(share * self.device.pass_us(kernel.traffic_bytes) for kernel, share in shares.items())
 
@@ -234,10 +217,10 @@ class Model:
         those of which a copy stays that is not counted anew `near` them."""
         if self.engine.timed:
             return 0.0
-        convs = [m for m in matches if m.nodes[0].op_type in CONVOLUTIONS]
+        convs = [m for m in matches if m.nodes[0].op_type in w.CONVOLUTIONS]
         nodes = {
             id(n): (n, IMAGE in m.takes or (n is m.nodes[0] and self._reads_image(m)))
-            for m in convs for n in m.nodes if n.op_type not in (*_INSIDE, MOVES)
+            for m in convs for n in m.nodes if n.op_type not in (*_INSIDE, w.MOVES)
         }.values()  # fmt: skip
         gone = [(n, of_image) for n, of_image in nodes if plain.alive(n) and not wiring.alive(n)]
         shares = [(of_image, *share) for n, of_image in gone for share in (self._unchanged(n, plain) or {}).items()]
@@ -246,8 +229,7 @@ class Model:
             rest = [self._named[name] for name in kernel.nodes if name in self._named]
             return any(n.op_type in _INSIDE and wiring.alive(n) and id(n) not in near for n in rest)
 
-        # What the image's copy takes is a rule's: whether the site reads the image as it is given and who else reads it
-        # decide.
+        # What the image's copy takes is a rule's: how the site reads the image and who else reads it decide.
         told = [(k, share) for of_image, k, share in shares if not (of_image and k.is_copy)]
         return sum(self._kernels_us({k: share}) for k, share in told if not stays(k))
 
@@ -294,8 +276,11 @@ class Model:
     # ---------------------------------------------------------------------------------------------------- the graph
     def node_us(self, node: NodeProto, wiring: Wiring) -> float:
         """What a node that stays costs beside the convolutions, by what the compiler made of it, else by rules."""
-        recorded_us = self._recorded_us(node, wiring) if wiring.alive(node) else None
-        return wiring.node_us(node) if recorded_us is None else recorded_us
+        shares = self._unchanged(node, wiring) if wiring.alive(node) else None
+        if shares is None:
+            return wiring.node_us(node)
+        every = node.op_type in (*_INSIDE, *ELEMENTWISE)  # of others what only moves: `network_us` adds the rest
+        return self._kernels_us({k: s for k, s in shares.items() if every or k.is_copy})
 
     def readers(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:
         """The nodes whose cost depends on who makes the outputs of these matches."""
@@ -304,23 +289,26 @@ class Model:
         for match in matches:
             for tensor in filter(None, match.outputs):
                 near = [*wiring.concats_of(tensor), *self.graph.users(tensor)]
-                near = [n for n in near if len(n.input) <= MOST_TIED]
-                found |= {id(n): n for n in near if n.op_type in ("Concat", MOVES, *ELEMENTWISE, *MEANS)}
+                near = [n for n in near if len(n.input) <= w.MOST_TIED]
+                found |= {id(n): n for n in near if n.op_type in ("Concat", w.MOVES, *ELEMENTWISE, *w.MEANS)}
         return {i: n for i, n in found.items() if i not in own}
 
     def inside(self, matches: Iterable[Match], wiring: Wiring) -> dict[int, NodeProto]:
         """The nodes of these matches that cost something beside the convolution, and the Concats that share a tensor
         with one of them or with a 1x1 convolution that TensorRT would merge."""
         timed = self.engine.timed
-        counted = _INSIDE if timed else (*_INSIDE, MOVES)  # of a timed engine the convolution's price holds the shuffle
-        own = [n for m in matches for n in m.nodes if n.op_type in counted or timed and _is_of_image(m, n)]
+        counted = _INSIDE if timed else (*_INSIDE, w.MOVES)  # a timed convolution's price holds the shuffle
+        own = [
+            n for m in matches for n in m.nodes
+            if n.op_type in counted or (timed and n.op_type == "Cast" and IMAGE in m.takes)
+        ]  # fmt: skip
         found = {id(n): n for n in own}
         for node in own:
-            tied = [n for t in node.input for n in wiring.tied_concats(t)] if node.op_type not in RANGES else []
-            before = [n for n in map(self.graph.producer, node.input) if n and n.op_type in (*ENLARGED, *RANGES)]
+            tied = [n for t in node.input for n in wiring.tied_concats(t)] if node.op_type not in w.RANGES else []
+            before = [n for n in map(self.graph.producer, node.input) if n and n.op_type in (*w.ENLARGED, *w.RANGES)]
             found |= {id(n): n for n in (*tied, *before)}
         for match in matches:
-            if match.nodes[0].op_type in CONVOLUTIONS:
+            if match.nodes[0].op_type in w.CONVOLUTIONS:
                 for conv in wiring.siblings(match.nodes[0]):
                     ends = [o for n in (conv, *self.graph.users(conv.output[0])) for o in n.output]
                     found |= {id(n): n for t in ends for n in wiring.tied_concats(t)}
@@ -337,8 +325,7 @@ class Model:
 
     # ------------------------------------------------------------------------------------------------------- in words
     def note(self, site: Site, match: Match, wiring: Wiring) -> str:
-        """What the engine does around a site, and what fusing it would do to its neighbours. `wiring`: the graph with
-        this site fused."""
+        """What the engine does around a site, and what fusing it does to its neighbours. `wiring`: with it fused."""
         plain = wiring.unfused(match)
         parts = []
         for concat in (n for n in match.nodes if n.op_type == "Concat"):
@@ -370,11 +357,6 @@ class Model:
             if abs(us := parts.get(part, 0.0)) >= LEAST_SAID_US:
                 said.append(f"{words} {abs(us):.1f} us {'less' if us > 0 else 'more'}")
         return "; ".join(said)
-
-
-def _is_of_image(match: Match, node: NodeProto) -> bool:
-    """Whether a node of a match is the Cast of the network's image."""
-    return node.op_type == "Cast" and IMAGE in match.takes
 
 
 @dataclass(frozen=True)
@@ -414,7 +396,7 @@ class Pricer:
         near |= model.inside(chosen, plain) | model.laid_out(plain, wiring)
         parts["neighbours"] = model.saved_us(near.values(), plain, wiring) + model.inner_us(chosen, plain, wiring, near)
         widened_us = model.engine.widened_us
-        convs = [m for m in matches if m.nodes[0].op_type in CONVOLUTIONS]  # norms read no images
+        convs = [m for m in matches if m.nodes[0].op_type in w.CONVOLUTIONS]  # norms read no images
         read = {t for m in convs for t in m.read}
         read |= {o for m in convs for o in m.outputs if o} | {o for n in after for o in n.output}
         parts["widened"] = sum(widened_us(plain, t) - widened_us(wiring, t) for t in sorted(read))

@@ -37,8 +37,7 @@ def network_us(model: Model) -> float:
 
 
 def _own_us(model: Model, node: NodeProto, wiring: Wiring) -> float:
-    """What `Model.node_us` leaves out, since no site changes it: convolutions and products with what follows them, and
-    passes over memory."""
+    """What `Model.node_us` leaves out: convolutions and products with what follows them, and passes over memory."""
     if node.op_type in _PASSES and node.output:
         read = [t for t in node.input if t and not model.graph.is_constant(t)]
         if node.op_type in _OVER_IMAGES:  # Triton sums parts of an image, adds these up, and reads it once more
@@ -49,7 +48,9 @@ def _own_us(model: Model, node: NodeProto, wiring: Wiring) -> float:
         return 0.0
     if len(node.input) < 2 or not node.output:  # damaged
         return math.nan
-    dtype = _computed_in(model, node)
+    maker = model.graph.producer(node.input[0])
+    quantised = maker is not None and maker.op_type.endswith("DequantizeLinear")  # then its own input is multiplied
+    dtype = model.graph.dtype(maker.input[0] if maker is not None and quantised else node.input[0]) or "float32"
     x, w, y = (wiring.dims(t) for t in (node.input[0], node.input[1], node.output[0]))
     if not x or not w or not y or min(*x, *w, *y) < 1 or dtype not in ELEMENT_BYTES:
         return math.nan
@@ -58,13 +59,6 @@ def _own_us(model: Model, node: NodeProto, wiring: Wiring) -> float:
         rows = math.prod(y[:-1])
         return model.convolution_us(Convolution(1, inner, rows, 1, y[-1], rows, 1, 1, dtype))
     return _convolution_us(model, node, dtype, wiring) if len(x) == len(w) == len(y) == 4 else math.nan
-
-
-def _computed_in(model: Model, node: NodeProto) -> str:
-    """The type that a convolution or a product multiplies: behind a DequantizeLinear the quantised one."""
-    maker = model.graph.producer(node.input[0])
-    quantised = maker is not None and maker.op_type.endswith("DequantizeLinear")
-    return model.graph.dtype(maker.input[0] if quantised and maker is not None else node.input[0]) or "float32"
 
 
 def _convolution_us(model: Model, node: NodeProto, dtype: str, wiring: Wiring) -> float:

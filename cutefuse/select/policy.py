@@ -81,16 +81,12 @@ class Choice:
             if smaller := round_.changed[id(site)]:
                 self._starts[id(site)].take(smaller)
             elif PARALLEL in site.chosen.takes and id(site) not in self.apart:
-                self.apart |= {id(s) for s in sites if s.status == MERGED and _shares(s, site)} | {id(site)}
+                inside = {id(n) for n in site.nodes}  # the convolution of a site that is merged here is one of them
+                merged = (s for s in sites if s.status == MERGED and s.match and id(s.match.nodes[0]) in inside)
+                self.apart |= {id(s) for s in (site, *merged)}
             else:
                 self._starts.pop(id(site), None)
         return None
-
-
-def _shares(other: Site, site: Site) -> bool:
-    """Whether a merged site's convolution is one of the nodes of the site that computes it."""
-    inside = {id(n) for n in site.nodes}
-    return other.match is not None and id(other.match.nodes[0]) in inside
 
 
 class _Round:
@@ -146,8 +142,7 @@ class _Round:
         return self.policy.least_us(own.before_us if self.model.engine.timed else 0.0)
 
     def _excess(self, site: Site) -> float:
-        """How far its gain is above the threshold; a gain that is not known is far below, unless --min-gain asks for
-        nothing."""
+        """How far its gain is above the threshold; an unknown one is far below, unless --min-gain asks for nothing."""
         gain, least = self.gains[id(site)], self.policy.min_gain_us
         if math.isnan(gain):
             return -math.inf if least is None or least > 0 else math.inf
@@ -242,7 +237,8 @@ class _Round:
                 words += [] if measured else [self.model.note(site, site.chosen, self.wiring)]
                 shared = f" as its share of {len(group)} sites that need each other" if len(group) > 1 else ""
                 why = "; ".join(filter(None, words))
-                site.refuse(LEFT_OUT, f"{saves(gain)}{asked}{shared}" + (f" ({why})" if why else ""))
+                saves = f"costs {-gain:.1f} us" if gain < -0.05 else f"saves {max(gain, 0.0):.1f} us"
+                site.refuse(LEFT_OUT, f"{saves}{asked}{shared}" + (f" ({why})" if why else ""))
             self.changed[id(site)] = None
             self.wiring = self.wiring.unfused(site.chosen)
         for site in group:
@@ -277,11 +273,6 @@ class _Round:
         total = self._together_us(known) if known else 0.0
         plain_us = network_us(self.model)
         return Saving(*(None if math.isnan(us) else round(us, 3) for us in (total, plain_us)))
-
-
-def saves(gain_us: float) -> str:
-    """'saves 1.2 us', 'costs 0.4 us'."""
-    return f"costs {-gain_us:.1f} us" if gain_us < -0.05 else f"saves {max(gain_us, 0.0):.1f} us"
 
 
 def _neighbours(sites: Sequence[Site], model: Model) -> dict[int, set[int]]:

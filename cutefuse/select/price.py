@@ -26,7 +26,6 @@ class Price:
     note: str = ""
 
 
-# Prices one site; and a source of prices, which is told all sites that are legal beside each other, because some share
-# what they save.
+# Prices one site; and a source of prices, which is told all sites, because some share what they save.
 Prices = Callable[[Site], Price]
 Pricing = Callable[[Graph, Sequence[Site]], Prices]

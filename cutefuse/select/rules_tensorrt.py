@@ -197,8 +197,7 @@ class Myelin(TensorRT):
         begins = [(m.op_type != "Conv", wiring.position[id(m)]) for m in makers if m.op_type in ("Conv", *ELEMENTWISE)]
         return bool(begins) and min(begins) < (True, wiring.position[id(node)])
 
-    def norm_us(self, device: Device, size_bytes: float, output_bytes: float, kind: Mapping[str, object]) -> float:
-        return device.pass_us(size_bytes)
+    norm_us = Engine.norm_us  # the Add before a norm is in its kernel
 
     def our_norm_us(self, device: Device, size_bytes: float) -> float:
         return device.pass_us(size_bytes) + device.move_us(size_bytes)  # a tensor beside ours is copied

@@ -48,8 +48,7 @@ class TorchCompile(Engine):
     joins: ClassVar[str] = "joins"
 
     def absorbed(self, wiring: Wiring, tensor: str) -> bool:
-        """Triton computes elementwise nodes and nearest enlargements in the kernels of the Concats that alone read
-        them."""
+        """Triton computes elementwise nodes and nearest enlargements in the kernels of Concats that alone read them."""
         node, concats = wiring.maker(tensor), wiring.joined_alone(tensor)
         if node is None or not concats or any(self.in_planes(wiring, c) for c in concats):
             return False

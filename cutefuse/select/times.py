@@ -77,8 +77,7 @@ TRANSPOSED = 1.7
 # other kernel it starts when that has ended: it then takes this much longer, as 250 of 1,107 fused convolutions did.
 _LATE_US = 1.2
 
-# Our Ampere kernels on the Ampere and Ada parts: their constants are an H200's, where mma.sync reaches this share of
-# the peak rate that wgmma has.
+# Our Ampere kernels on Ampere and Ada: their constants are an H200's, where mma.sync reaches this share of its peak.
 _MMA_SYNC_SHARE = 0.62
 
 
@@ -219,8 +218,7 @@ def convolution_us(conv: Convolution, device: Device, rates: Rates | None = None
 
 
 def fused_us(call: Call, device: Device, bytes_moved: float) -> float | None:
-    """Time of the kernel that the library guesses to be our fastest for a call of known sizes; None where it predicts
-    none."""
+    """Time of the kernel that the library guesses to be our fastest for a call of known sizes; None without one."""
     asked = replace(call, sm=device.sm, sm_count=device.peaks.multiprocessors, _keep=[])
     tile = call.config or next(iter(kernels.configs(asked)), None)
     found = None if tile is None else kernels.predicted_us(replace(asked, config=tile, _keep=[]))

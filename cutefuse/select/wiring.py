@@ -304,8 +304,7 @@ class Wiring:
         return found
 
     def maker(self, tensor: str) -> NodeProto | None:
-        """The node of the engine that makes a tensor, behind nodes without effect; None of inputs and of what fused
-        nodes make."""
+        """The engine's node that makes a tensor, behind nodes without effect; None of inputs and of fused nodes."""
         own = self.source(tensor)
         return None if own in self.made else self.graph.producer(own)
 
@@ -341,8 +340,7 @@ class Wiring:
         return readers if stay and self.maker(own) is not None and not self.graph.escapes(own) else []
 
     def siblings(self, conv: NodeProto) -> list[NodeProto]:
-        """The convolutions that stay and that the engine computes in the kernel of this one, itself included; alone
-        where very many read its tensor."""
+        """The convolutions that stay and share this one's kernel in the engine, itself too; alone among very many."""
         many = len(self.graph.users(conv.input[0])) > MOST_TIED
         if many or not self.engine.merges_pointwise or not self.is_pointwise(conv):
             return [conv] if self.alive(conv) else []
@@ -376,8 +374,7 @@ class Wiring:
         return False
 
     def read_by(self, node: NodeProto) -> list[str]:
-        """The tensors that an elementwise node reads, without those that its kernel computes of another one of them, as
-        a gate's."""
+        """The tensors that an elementwise node reads, without those that its kernel computes of others, as a gate's."""
         read = [t for t in node.input if t and not self.graph.is_constant(t)]
         begins = list(map(self._begin, read)) if len(read) > 1 else read
         return [t for i, t in enumerate(read) if begins[i] not in begins[:i]]

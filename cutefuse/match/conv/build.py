@@ -43,19 +43,8 @@ def _legal(found: Match | Refusal | None) -> Match | None:
     return found if isinstance(found, Match) and not kernels.reject(found.call) else None
 
 
-def _match_alike(graph: Graph, node: NodeProto, wanted: ConvSites) -> Match | Refusal | None:
-    """The site of a Conv whose filters are channels of the pixel that they compute."""
-    before = pre_activation(graph, node)
-    own = _pre_activated(graph, node, before, wanted.layout) if before else ""
-    found = _with_more(graph, node, wanted, _match_plain(graph, node, wanted))
-    if isinstance(own, str):
-        return noted(found, own) if own and isinstance(found, Match) else Refusal(own, (node,)) if own else found
-    return _chained(own, _legal(found))
-
-
 def _has_neighbour(graph: Graph, conv: NodeProto) -> bool:
-    """Whether an activation or a residual follows a convolution of any kind, or what it reads is enlarged or a channel
-    range."""
+    """Whether an activation or a residual follows a convolution, or it reads an enlarged tensor or a range."""
     if not conv.output or not conv.output[0]:
         return False
     weight = graph.dims(conv.input[1]) or ()
@@ -192,8 +181,7 @@ def _chained(matches: Sequence[Match], smaller: Match | None = None) -> Match | 
 
 
 def _near(graph: Graph, node: NodeProto, behind: Match | Refusal | None) -> Match | Refusal | None:
-    """The site of a Conv without a Concat right before it; with one further off, that is said, unless the Conv has
-    groups, as those of MixNet behind a Split."""
+    """The site of a Conv without a Concat right before it; one further off is named, unless the Conv has groups."""
     if isinstance(behind, Refusal) or attribute(node, "group", 1) != 1:
         return behind
     why = behind_concat(graph, node.input[0], behind.nodes if behind else ())
@@ -268,8 +256,7 @@ def _match(
 def _residuals(
     graph: Graph, chain: Chain, facts: conv_facts.Facts, operands: Sequence[Operand]
 ) -> list[Operand | None]:
-    """What holds the residual of a chain: the wider tensor that it is a channel range of, where it is one, and the
-    residual itself; None for a chain without."""
+    """What holds the residual of a chain: the wider tensor of which it is a range, and itself; None without one."""
     if not chain.residual:
         return [None]
     dims = _call(facts, operands, chain, None, HWC8).outputs[0].dims
@@ -365,7 +352,14 @@ class ConvSites(Finder):
         if node.op_type == "ConvTranspose":
             found = _spread(graph, node, self.layout)
             return _transposed(graph, node, found.reason) if isinstance(found, Refusal) else found
-        found, spread = _match_alike(graph, node, self), _spread(graph, node, self.layout)
+        before = pre_activation(graph, node)
+        own = _pre_activated(graph, node, before, self.layout) if before else ""
+        found = _with_more(graph, node, self, _match_plain(graph, node, self))
+        if own and isinstance(own, str):
+            found = noted(found, own) if isinstance(found, Match) else Refusal(own, (node,))
+        elif not isinstance(own, str):
+            found = _chained(own, _legal(found))
+        spread = _spread(graph, node, self.layout)
         if isinstance(spread, Match) and not (reason := kernels.reject(spread.call)):
             return replace(spread, otherwise=found if isinstance(found, Match) else None)
         if spread is None or isinstance(found, Refusal):

@@ -180,8 +180,7 @@ def _opened(
 
 
 def _only_convolved(graph: Graph, joined: str) -> bool:
-    """Whether a joined tensor goes when all convolutions behind it are fused: nothing else reads it, directly or
-    through further Concats."""
+    """Whether nothing but convolutions reads a joined tensor, directly or through further Concats."""
     pending, seen = [joined], {joined}
     while pending:
         tensor = pending.pop()

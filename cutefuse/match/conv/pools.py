@@ -93,8 +93,7 @@ def _of_pool(graph: Graph, pool: NodeProto, own: Facts) -> _Wider | str:
 
 
 def _of_slices(graph: Graph, node: NodeProto, own: Facts) -> _Wider | None:
-    """The filter over the image whose pixels a Concat of Slices, or a SpaceToDepth, sorts into channels; None where it
-    does anything else."""
+    """The filter over the image whose pixels a Concat of Slices, or a SpaceToDepth, sorts into channels, if it does."""
     nodes, first = [node], list[tuple[int, int]]()  # of each slice: its first row and column
     if node.op_type == "Concat":
         if attribute(node, "axis", 1) not in (1, -3):
@@ -118,8 +117,7 @@ def _of_slices(graph: Graph, node: NodeProto, own: Facts) -> _Wider | None:
         return None
     every = [(row, column) for row in range(step) for column in range(step)]
     first, channels = first or every, C // len(every)
-    # Each once: only then have all slices one size for images of whole squares alone. A dilated filter has zeros, which
-    # make NaN of infinity.
+    # Each once: only then are all slices of one size. A dilated filter has zeros, which make NaN of infinity.
     if sorted(first) != every or set(own.geometry.dilations) != {1}:
         return None
     if dims is None or len(dims) != 4 or dims[1] != channels:

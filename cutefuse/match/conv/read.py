@@ -198,9 +198,7 @@ def geometry_of(conv: NodeProto, kernel: tuple[int, int], size: Sequence[int]) -
     dilations = tuple(attribute(conv, "dilations", (1, 1)))
     pads = tuple(attribute(conv, "pads", (0, 0, 0, 0)))
     if (len(strides), len(dilations), len(pads)) != (2, 2, 4):
-        return (
-            f"strides {strides}, dilations {dilations} or pads {pads} do not suit a 2-D convolution; repair the model"
-        )
+        return f"strides {strides}, dilations {dilations} or pads {pads} suit no 2-D convolution; repair the model"
     auto_pad = attribute(conv, "auto_pad", "NOTSET")
     if auto_pad == "VALID":
         pads = (0, 0, 0, 0)
@@ -211,9 +209,7 @@ def geometry_of(conv: NodeProto, kernel: tuple[int, int], size: Sequence[int]) -
             if strides[i] == 1:
                 total = extent - 1  # the same for every size
             elif strides[i] < 1 or size[i] < 0:
-                return (
-                    f"auto_pad={auto_pad} with stride {strides[i]} needs a static input size; export with explicit pads"
-                )
+                return f"auto_pad={auto_pad} with stride {strides[i]} needs a static input size; export explicit pads"
             else:
                 total = max((-(-size[i] // strides[i]) - 1) * strides[i] + extent - size[i], 0)
             smaller.append(total // 2)
@@ -270,9 +266,7 @@ class Folded:
             if not all(np.isfinite(v).all() for v in (scale, factor, shift.astype(np.float32))):
                 return "the normalisation's constants give NaN or infinity; repair the model"
             if offset.any() and any(self._facts.geometry.pads):
-                return (
-                    "the image is shifted, and then padded with zeros; only a Conv without padding can take a shift in"
-                )
+                return "the image is shifted, then padded with zeros; only a Conv without padding can take a shift in"
             unit = np.where(factor == 0, 1, np.abs(factor))[:, None, None]
             if not keeps_precision(self._filter(scale), self._facts.dtype, unit):
                 filters = f"folding the normalisation into a {self._facts.dtype} filter"

@@ -270,8 +270,7 @@ def columns(graph: Graph, norm: Norm) -> int:
 
 
 def last_size(graph: Graph, tensor: str, depth: int = 0) -> int:
-    """The size of the last axis, -1 where it is not known. It may be known where not even the rank is, from the
-    operators that make the tensor."""
+    """The size of the last axis, -1 where it is not known; operators before may tell it where not even the rank is."""
     dims, node = graph.dims(tensor), graph.producer(tensor)
     if dims is not None:
         return dims[-1] if dims else -1

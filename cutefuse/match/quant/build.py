@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from cutefuse.graph.read import Graph, label
 from cutefuse.match.after import Chain, chains_after
 from cutefuse.match.answer import Constant, Finder, Match, Refusal, Traffic
 from cutefuse.match.conv.build import SINGLE
-from cutefuse.match.qdq import after_cast, cast_type, quantiser_after
+from cutefuse.match.qdq import NotFused, after_cast, cast_type, linear, quantises, scalar
 from cutefuse.match.quant import read as quant_facts
 from cutefuse.match.quant.read import QuantSite
 from cutefuse.operators import conv_math, quant_concat_conv, quant_math
@@ -67,11 +68,16 @@ def _ends(graph: Graph, tail: Chain, dtype: str, site: QuantSite) -> list[_End]:
     """Where a site may end, most nodes first: behind the quantiser that alone reads it, behind a Cast to a type that
     the fastest kernels write, or behind the activation."""
     found = [_End((), tail.output, dtype)]
-    between, lower = after_cast(graph, tail.output)
+    between, inner = after_cast(graph, tail.output)
     if between and _writes(site.weight.number, cast_type(between)) and not _writes(site.weight.number, dtype):
-        found.insert(0, _End(tuple(between), lower, cast_type(between)))
-    if (last := quantiser_after(graph, tail.output, site.weight.number)) is not None:
-        found.insert(0, _End(last.nodes, last.output, dtype, last.value))
+        found.insert(0, _End(tuple(between), inner, cast_type(between)))
+    node = graph.only_user(inner)
+    if quantises(node, graph) and node.input[0] == inner:
+        with contextlib.suppress(NotFused):  # what is no symmetric quantisation to the same type leaves a float
+            scale = linear(graph, node, "the output")
+            if scale.number is site.weight.number:
+                nodes = (*between, node)
+                found.insert(0, _End(nodes, node.output[0], dtype, scalar(scale, "the output")))
     return found
 
 

@@ -15,26 +15,11 @@ from onnx import NodeProto
 
 from cutefuse.graph.numbers import Number
 from cutefuse.graph.read import Graph, attribute, label
+from cutefuse.match import qdq
 from cutefuse.match.answer import Quantized, Refusal
 from cutefuse.match.conv import read as conv_facts
 from cutefuse.match.conv.front import Front
-from cutefuse.match.qdq import (
-    CUSTOM_DOMAIN,
-    DEQUANTIZE,
-    FLOATS,
-    QUANTIZE,
-    Linear,
-    NotFused,
-    before_cast,
-    cast_type,
-    casts,
-    dequantised,
-    dequantises,
-    kind_of,
-    linear,
-    quantises,
-    scalar,
-)
+from cutefuse.match.qdq import Linear, NotFused
 from cutefuse.operators.conv_math import Geometry
 
 
@@ -98,13 +83,13 @@ def _walk(graph: Graph, conv: NodeProto, alone: bool) -> Front | None:
         return None
     between: list[NodeProto] = []
     node = graph.producer(conv.input[0])
-    while node is not None and (kind_of(node, graph) or casts(node, graph)) and len(between) < _MOST_BETWEEN:
+    while node is not None and (qdq.kind_of(node, graph) or qdq.casts(node, graph)) and len(between) < _MOST_BETWEEN:
         between.append(node)
         node = graph.producer(node.input[0])
-    quantised_filter = dequantises(graph.producer(before_cast(graph, conv.input[1])[1]), graph)
+    quantised_filter = qdq.dequantises(graph.producer(qdq.before_cast(graph, conv.input[1])[1]), graph)
     if node is None or not graph.is_op(node, "Concat") or attribute(node, "axis", 1) not in (1, -3):
         return Front((conv.input[0],), (), ()) if alone and quantised_filter else None
-    if not quantised_filter and not any(kind_of(n, graph) for n in between):
+    if not quantised_filter and not any(qdq.kind_of(n, graph) for n in between):
         return None
     return Front(tuple(node.input), (*between, node), (node,))
 
@@ -116,18 +101,14 @@ def is_quantised(graph: Graph, conv: NodeProto, alone: bool) -> bool:
 
 def _read(graph: Graph, conv: NodeProto, front: Front, max_sources: int) -> QuantSite:
     if len(front.sources) > max_sources:
-        raise NotFused(
-            f"Concat joins {len(front.sources)} tensors, at most {max_sources} can be fused; split the Concat"
-        )
+        raise NotFused(f"Concat joins {len(front.sources)} tensors, only {max_sources} can be fused; split the Concat")
     weight = _weight(graph, conv)
     K, C, R, S = weight.dims
     sources, scales, made = _sources(graph, front, weight.number)
     if (group := attribute(conv, "group", 1)) != 1:
         raise NotFused(f"the Conv has {group} groups; only group=1 can be fused")
     if tuple(attribute(conv, "kernel_shape", (R, S))) != (R, S):
-        raise NotFused(
-            f"kernel_shape {attribute(conv, 'kernel_shape')} contradicts the {R}x{S} filter; repair the model"
-        )
+        raise NotFused(f"kernel_shape {attribute(conv, 'kernel_shape')} contradicts a {R}x{S} filter; repair the model")
     dims = conv_facts.source_dims(graph, front, C)
     if isinstance(dims, str):
         raise NotFused(dims)
@@ -144,7 +125,7 @@ def _makers(graph: Graph, conv: NodeProto) -> list[NodeProto]:
     found = []
     for tensor in conv.input[1:]:
         node = graph.producer(tensor)
-        while node is not None and (kind_of(node, graph) or casts(node, graph)):
+        while node is not None and (qdq.kind_of(node, graph) or qdq.casts(node, graph)):
             found.append(node)
             node = graph.producer(node.input[0])
     return found
@@ -159,34 +140,32 @@ def _sources(
     is the same as the pair before each source, since quantising treats every element alone.
     """
     between = front.nodes[: len(front.nodes) - len(front.concats)]
-    pair = [n for n in between if kind_of(n, graph)]
+    pair = [n for n in between if qdq.kind_of(n, graph)]
     if not pair:
         return _own_scales(graph, front.sources, between, number)
     name, count = f"the Concat '{label(front.concats[0])}'", len(front.sources)
-    kinds = [kind_of(n, graph) for n in pair]
+    kinds = [qdq.kind_of(n, graph) for n in pair]
     first = between.index(pair[0])
-    down = _alike(dequantised(graph, pair[0], between[:first], name), number, name)
-    scale = scalar(down, name)
-    if kinds == [DEQUANTIZE]:
+    down = _alike(qdq.dequantised(graph, pair[0], between[:first], name), number, name)
+    scale = qdq.scalar(down, name)
+    if kinds == [qdq.DEQUANTIZE]:
         return front.sources, (scale,) * count, []
-    if kinds != [DEQUANTIZE, QUANTIZE]:
+    if kinds != [qdq.DEQUANTIZE, qdq.QUANTIZE]:
         raise NotFused(f"{' and '.join(kinds)} stand between Conv and Concat; one pair of Q and DQ can be")
-    up = _alike(linear(graph, pair[1], name), number, name)
-    if not _nearly(scalar(up, name), scale):
-        raise NotFused(
-            f"{name} is quantised with scale {scalar(up, name):g} and dequantised with {scale:g}; repair the model"
-        )
+    up = _alike(qdq.linear(graph, pair[1], name), number, name)
+    if not _nearly(given := qdq.scalar(up, name), scale):
+        raise NotFused(f"{name} is quantised with scale {given:g} and dequantised with {scale:g}; repair the model")
     before = between[between.index(pair[1]) + 1 :]
     if len(before) > 1:
         raise NotFused(f"{name} is cast {len(before)} times before it is quantised; only one Cast can be moved")
-    cast, custom = cast_type(before), pair[1].domain == CUSTOM_DOMAIN
+    cast, custom = qdq.cast_type(before), pair[1].domain == qdq.CUSTOM_DOMAIN
     sources, gone = list[str | Quantized](), list[NodeProto]()
     for tensor in front.sources:
-        if graph.dtype(tensor) not in (None, *FLOATS):
-            raise NotFused(f"source '{tensor}' is {graph.dtype(tensor)}; only {', '.join(FLOATS)} can be quantised")
+        if graph.dtype(tensor) not in (None, *qdq.FLOATS):
+            raise NotFused(f"source '{tensor}' is {graph.dtype(tensor)}; only {', '.join(qdq.FLOATS)} can be quantised")
         own = graph.producer(tensor)
         # Rounding what already is a multiple of the scale gives it back.
-        if dequantises(own, graph) and not cast and _same(graph, own, up):
+        if qdq.dequantises(own, graph) and not cast and _same(graph, own, up):
             sources.append(own.input[0])
             gone.append(own)
         else:
@@ -200,14 +179,14 @@ def _own_scales(
     """As `_sources`, where each source has a DQ of its own; `behind` their Concat stand Casts at most."""
     sources, scales, gone = list[str | Quantized](), list[float](), list[NodeProto]()
     for tensor in tensors:
-        between, inner = before_cast(graph, tensor)
+        between, inner = qdq.before_cast(graph, tensor)
         node, what = graph.producer(inner), f"source '{tensor}'"
-        if not dequantises(node, graph):
+        if not qdq.dequantises(node, graph):
             dynamic = graph.is_op(node, "Mul", "Cast") and "; dynamic quantisation cannot be fused" or ""
             raise NotFused(f"{what} is not dequantised, the filter is{dynamic}; quantise every source")
-        found = _alike(dequantised(graph, node, [*between, *behind], what), number, what)
+        found = _alike(qdq.dequantised(graph, node, [*between, *behind], what), number, what)
         sources.append(node.input[0])
-        scales.append(scalar(found, what))
+        scales.append(qdq.scalar(found, what))
         gone += [*between, node]
     return tuple(sources), tuple(scales), gone
 
@@ -229,22 +208,24 @@ def _nearly(a: object, b: object) -> bool:
 def _same(graph: Graph, node: NodeProto, up: Linear) -> bool:
     """Whether a DQ node has the number type and the scale of a Q node."""
     try:
-        found = linear(graph, node, "a source")
-        return found.number is up.number and scalar(found, "a source") == scalar(up, "a source")
+        found = qdq.linear(graph, node, "a source")
+        return found.number is up.number and qdq.scalar(found, "a source") == qdq.scalar(up, "a source")
     except NotFused:
         return False
 
 
 def _weight(graph: Graph, conv: NodeProto) -> Weight:
-    between, tensor = before_cast(graph, conv.input[1])
+    between, tensor = qdq.before_cast(graph, conv.input[1])
     node = graph.producer(tensor)
-    if not dequantises(node, graph):
+    if not qdq.dequantises(node, graph):
         raise NotFused("the filter is not quantised, the activations are; quantise it like them")
-    found = dequantised(graph, node, between, "the filter")
+    found = qdq.dequantised(graph, node, between, "the filter")
     steps, tensor, rounded = found, node.input[0], True
     quantiser = graph.producer(tensor)
-    if quantises(quantiser, graph):
-        steps = _alike(linear(graph, quantiser, "the filter"), found.number, "the filter before its DequantizeLinear")
+    if qdq.quantises(quantiser, graph):
+        steps = _alike(
+            qdq.linear(graph, quantiser, "the filter"), found.number, "the filter before its DequantizeLinear"
+        )
         different = steps.scale.shape != found.scale.shape or not _nearly(steps.scale, found.scale)
         if different or (steps.scale.size > 1 and steps.axis != found.axis):
             raise NotFused("the filter is quantised and dequantised with different scales; repair the model")
@@ -261,7 +242,7 @@ def _weight(graph: Graph, conv: NodeProto) -> Weight:
         raise NotFused(f"the filter has {found.scale.size} scales along axis {found.axis}; one for each output channel "
                        f"(axis 0) can be fused")  # fmt: skip
     scale, step = (np.broadcast_to(f.scale.reshape(-1), (dims[0],)).astype(np.float64) for f in (found, steps))
-    dtype = cast_type(between) or graph.dtype(found.tensor) or "float32"
+    dtype = qdq.cast_type(between) or graph.dtype(found.tensor) or "float32"
     return Weight(graph, tensor, (dims[0], dims[1], dims[2], dims[3]), scale, step, rounded, found.number, dtype)
 
 
@@ -270,7 +251,7 @@ def _bias(graph: Graph, conv: NodeProto, K: int) -> np.ndarray:
     if not tensor:
         return np.zeros(K)
     node, scale = graph.producer(tensor), np.ones(1)
-    if dequantises(node, graph):  # int32, usually with the product of both scales
+    if qdq.dequantises(node, graph):  # int32, usually with the product of both scales
         given = graph.constant(node.input[1]) if len(node.input) > 1 else None
         zero = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else np.zeros(1)
         if given is None or zero is None or np.any(zero):

@@ -66,31 +66,24 @@ def target(path: Path, outdir: Path, inferences: int, version: str | None) -> Ta
     version: TensorRT's, for a trtexec that is not installed here; None takes the installed one.
     Raises CutefuseError where trtexec is missing, or the file is.
     """
-    files = _layer_files(path, outdir)
-    layers = read_engine(files) if files else None
+    graphs = (Artifacts.of(path, folder).graph for folder in (path.parent, outdir))
+    graph = next(filter(Path.is_file, graphs), None)
+    layers = read_engine(find_engines(graph)[0]) if graph else None
     if of_torch(path):
         per_layer = '"--mode=compile"' not in (path.read_text(encoding="utf-8") if path.suffix != ".onnx" else "")
         command = [sys.executable, "-m", DRIVER, "engine", str(path), str(inferences)]
         return Target(path, command, f"{INFERENCE}/", layers, per_layer)
-    tool = trtexec.assumed(version) if version else trtexec.inspect(trtexec.find() or _no_trtexec())
+    if not version and not trtexec.find():
+        raise CutefuseError(
+            "trtexec was not found, which runs an engine of TensorRT here; put it on PATH or set $TRTEXEC, or see the "
+            "commands with --dry-run --trt-version 10.3"
+        )
+    tool = trtexec.assumed(version) if version else trtexec.inspect(trtexec.find() or "")
     command = [tool.path, f"--loadEngine={path}", "--profilingVerbosity=detailed", f"--iterations={inferences}"]
     command += ["--duration=0", "--warmUp=0", *(f"--dynamicPlugins={p}" for p in plugins.library_if_built())]
     # A CUDA graph hides the ranges: TensorRT 10 runs without one unless asked, 11 with one.
     command += ["--noCudaGraph"] if tool.version[0] >= 11 else ["--noDataTransfers"]
     return Target(path, command, f"regex:{TENSORRT_DOMAIN}@.+/", layers)
-
-
-def _no_trtexec() -> str:
-    raise CutefuseError(
-        "trtexec was not found, which runs an engine of TensorRT here; put it on PATH or set $TRTEXEC, or see the "
-        "commands with --dry-run --trt-version 10.3"
-    )
-
-
-def _layer_files(path: Path, outdir: Path) -> dict[str, Path] | None:
-    """The layer information of an engine, beside it or in the output folder."""
-    graphs = (Artifacts.of(path, folder).graph for folder in (path.parent, outdir))
-    return next((find_engines(graph)[0] for graph in graphs if graph.is_file()), None)
 
 
 def with_layers(found: Target, outdir: Path, inferences: int) -> Target:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cutefuse.table import counted
+
 _ELAPSED = "avg.pct_of_peak_sustained_elapsed"
 _ACTIVE = "avg.pct_of_peak_sustained_active"
 
@@ -121,7 +123,7 @@ def side_by_side(columns: Sequence[tuple[str, Sequence[Kernel]]], width: int = 2
     width = max(width, *(len(label) + 2 for label, _ in columns))
     several = len(columns) > 1
     lines = [f"{'':<26}" + "".join(f"{label:>{width}}" for label, _ in columns) + (f"{'ratio':>9}" * several)]
-    counts = [f"{len(kernels)} kernel{'s' if len(kernels) != 1 else ''}" for _, kernels in columns]
+    counts = [counted(len(kernels), "kernel") for _, kernels in columns]
     lines.append(f"{'':<26}" + "".join(f"{count:>{width}}" for count in counts))
     for panel, metrics in PANELS.items():
         rows = [line for metric in metrics if (line := _row(metric, columns, width))]

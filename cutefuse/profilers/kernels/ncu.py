@@ -43,14 +43,6 @@ def find() -> str | None:
     return first_program("ncu", "/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/ncu")
 
 
-def needed() -> str:
-    """Path of ncu. Raises CutefuseError where it is not installed."""
-    found = find()
-    if found is None:
-        raise CutefuseError("ncu was not found; install Nsight Compute, or read earlier results with --csv")
-    return found
-
-
 def command_line(ncu: str, run: Run) -> list[str]:
     """Nsight Compute over a program: raw CSV in base units, caches flushed and clocks left alone.
 
@@ -92,7 +84,8 @@ def read_csv(text: str, where: str) -> list[Launch]:
         if not record.get("ID", "").strip():
             continue  # the row of units
         values = {name: v for name in known if (v := _number(record.get(name, ""))) is not None}
-        found.append(Launch(record["Kernel Name"], values, ranges_of(record.get(nvtx, ""))))
+        ranges = re.findall(r'"[^":]*:(.*?):none:', record.get(nvtx, ""))
+        found.append(Launch(record["Kernel Name"], values, tuple(ranges)))
     if not found:
         raise CutefuseError(f"{where} holds no kernel; check --kernel and that the program launches it")
     return found
@@ -118,8 +111,3 @@ def kernels_of(launches: Sequence[Launch]) -> list[Kernel]:
     for (name, metric), values in sums.items():
         kernels[name].values[metric] = sum(values) / len(values)
     return list(kernels.values())
-
-
-def ranges_of(cell: str) -> tuple[str, ...]:
-    """The NVTX ranges in a cell of ncu's CSV, outermost first."""
-    return tuple(re.findall(r'"[^":]*:(.*?):none:', cell))

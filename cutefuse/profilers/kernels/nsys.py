@@ -64,9 +64,7 @@ def read_csv(text: str, where: str) -> list[KernelSum]:
             ranges, launches, total_ns = (float(record[c].replace(",", "")) for c in _COLUMNS[1:4])
         except (AttributeError, TypeError, ValueError):
             break  # the table ends at the first line that is none of its rows
-        found.append(
-            KernelSum(record["NVTX Range"], record["Kernel Name"], int(ranges), int(launches), total_ns / 1000)
-        )
+        found.append(KernelSum(record["NVTX Range"], record["Kernel Name"], int(ranges), int(launches), total_ns / 1e3))
     if not found:
         raise CutefuseError(f"{where} holds no kernel inside of a range; was the engine built with layer names?")
     return found

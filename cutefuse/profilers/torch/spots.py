@@ -48,7 +48,8 @@ def hot_spots(events: Sequence[Event], iterations: int) -> list[HotSpot]:
                 tail = [n for n in after if n.name in _ACTIVATIONS or n.name == "aten::batch_norm"]
                 extra = sum(map(cost, tail))
                 found[("ConcatConv", _where(events, conv))].append((cost(e) + cost(conv) + extra, cost(e) + extra))
-        elif e.name in ("aten::layer_norm", "aten::rms_norm") and not _inside_norm(events, e):
+        # A norm in a module of its own counts with that.
+        elif e.name in ("aten::layer_norm", "aten::rms_norm") and not _NORM.search(_where(events, e)):
             found[("LayerNorm" if "layer" in e.name else "RMSNorm", _where(events, e))].append((cost(e), 0.0))
     children: dict[int, list[Event]] = defaultdict(list)
     for e in events:
@@ -65,9 +66,7 @@ def hot_spots(events: Sequence[Event], iterations: int) -> list[HotSpot]:
     spots = []
     for (operator, where), costs in found.items():
         whole, gone = (sum(c[i] for c in costs) / iterations for i in (0, 1))
-        text = (
-            "one kernel can read and write the rows once" if gone else "already one kernel; ours also adds the residual"
-        )
+        text = "one kernel reads and writes the rows once" if gone else "already one kernel; ours adds the residual"
         if operator == "ConcatConv":
             text = "torch.cat copies every source before the convolution reads it back"
         spots.append(HotSpot(operator, where, whole, gone, round(len(costs) / iterations), text))
@@ -94,7 +93,3 @@ def _where(events: Sequence[Event], e: Event) -> str:
     while e.parent >= 0 and not events[e.parent].is_region:
         e = events[e.parent]
     return events[e.parent].title if e.parent >= 0 else "(top level)"
-
-
-def _inside_norm(events: Sequence[Event], e: Event) -> bool:
-    return e.parent >= 0 and events[e.parent].is_region and bool(_NORM.search(events[e.parent].name))

@@ -19,8 +19,7 @@ T = TypeVar("T")
 
 @dataclass
 class Row:
-    """Layers of each engine that compute the same ONNX nodes, and for each engine their time, None where it has none,
-    and their copies."""
+    """Layers of each engine that compute the same ONNX nodes, with their times (None: not known) and copies."""
 
     layers: list[list[Layer]]
 

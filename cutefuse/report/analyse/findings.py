@@ -12,7 +12,7 @@ from cutefuse.report.read.cost import Placement
 from cutefuse.report.read.engine import Engine, format_of
 from cutefuse.report.read.graph import neighbours
 from cutefuse.report.read.moves import moves
-from cutefuse.table import time_text
+from cutefuse.table import counted, time_text
 
 TINY_US = 5.0
 _LOW = ("FP16", "BF16", "INT8", "FP8", "FP4", "INT4")
@@ -56,10 +56,6 @@ def _share(engine: Engine, layers: list[Layer]) -> str:
     return f"{time_text(_time(layers))}, {100 * _time(layers) / engine.total_us:.1f} % of all layers"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _about(
     engine: Engine, layers: list[Layer], title: str, text: str, advice: str = "", severity: str = ""
 ) -> list[Finding]:
@@ -86,9 +82,7 @@ def _plugins(engine: Engine) -> list[Finding]:
     title = f"{count} of {len(sites)} fused nodes run as plugins"
     if missing:
         text = f"The patch report lists {len(sites)} fused nodes; {', '.join(missing[:3])} became ordinary layers."
-        advice = (
-            "Build with the plugin library (`cutefuse build` adds it); for TensorRT 10.6 patch with --no-functions."
-        )
+        advice = "Build with the plugin library (`cutefuse build` adds it); TensorRT 10.6 needs --no-functions."
         return [Finding("high", title, text, advice)]
     layers = [layer for layer in engine.layers if layer.kind == "plugin"]
     text = "Every fused node of the patch report is a plugin layer of this engine."
@@ -104,7 +98,7 @@ def _concats(engine: Engine) -> list[Finding]:
         and (layer.name.endswith(" copy") or any(engine.layers[c].kind == "conv" for c in consumers[layer.index]))
     ]  # fmt: skip
     text = (
-        f"{_count(len(hits), 'layer')} only move data so that tensors lie side by side ({_share(engine, hits)}). "
+        f"{counted(len(hits), 'layer')} only move data so that tensors lie side by side ({_share(engine, hits)}). "
         "A convolution that reads its sources directly needs none of them."
     )
     advice = "Run `cutefuse patch` on the ONNX model: Concat → Conv → BatchNorm → activation becomes one plugin."
@@ -143,7 +137,7 @@ def _reformats(engine: Engine) -> list[Finding]:
             continue
         title = "Copies that change no format"
         if before != after:
-            title = f"{_count(len(layers), 'reformat')} {before} → {after}"
+            title = f"{counted(len(layers), 'reformat')} {before} → {after}"
         around = {engine.layers[i].kind for lay in layers for i in (*producers[lay.index], *consumers[lay.index])}
         if "plugin" in around:
             advice = "A plugin's format was not accepted by its neighbour; see the formats on the edges of the graph."
@@ -152,9 +146,7 @@ def _reformats(engine: Engine) -> list[Finding]:
         elif not any(producers[lay.index] for lay in layers):
             advice = "At an input of the engine: give the data in that format (--inputIOFormats) and the copy goes."
         else:
-            advice = (
-                "A change of layout: channels that are multiples of 8 (FP16) or 32 (INT8) keep one layout throughout."
-            )
+            advice = "A change of layout: channels that are multiples of 8 (FP16) or 32 (INT8) keep one layout."
         found += _about(engine, layers, title, f"{_share(engine, layers)}.", advice)
     return found
 
@@ -172,10 +164,8 @@ def _islands(engine: Engine) -> list[Finding]:
         if layer.precision in ("FP32", "TF32") and layer.kind not in ("copy", "noop", "plugin", "foreign", "other")
     ]  # fmt: skip
     text = f"The engine computes in {dominant}, these layers in FP32 ({_share(engine, hits)})."
-    advice = (
-        "Check the Casts around them; norms and softmax may need FP32 sums, convolutions and matrix products do not."
-    )
-    return _about(engine, hits, f"{_count(len(hits), 'FP32 island')} in a {dominant} engine", text, advice)
+    advice = "Check the Casts around them; norms and softmax may need FP32 sums, convolutions and products do not."
+    return _about(engine, hits, f"{counted(len(hits), 'FP32 island')} in a {dominant} engine", text, advice)
 
 
 def _channels(engine: Engine) -> list[Finding]:
@@ -195,7 +185,7 @@ def _channels(engine: Engine) -> list[Finding]:
             examples.append(f"{layer.label}: C={c}, K={k}, {layer.precision} wants multiples of {multiple}")
     text = f"{'; '.join(examples[:3])}{' …' if len(examples) > 3 else ''} ({_share(engine, hits)})."
     advice = "Pad the channels in the model: tensor cores and vectorised layouts compute the padding anyway."
-    return _about(engine, hits, f"{_count(len(hits), 'convolution')} with misaligned channels", text, advice)
+    return _about(engine, hits, f"{counted(len(hits), 'convolution')} with misaligned channels", text, advice)
 
 
 def _scalar_convs(engine: Engine) -> list[Finding]:
@@ -205,10 +195,10 @@ def _scalar_convs(engine: Engine) -> list[Finding]:
     examples = ", ".join(f"{lay.label} ({lay.tactic[:40]})" for lay in dense[:2])
     text = f"Their kernels use no tensor cores ({_share(engine, dense)}): {examples}."
     advice = "FP32 without TF32, INT8 with few channels, or odd shapes; allow FP16 or TF32, or align the channels."
-    found = _about(engine, dense, f"{_count(len(dense), 'convolution')} without tensor cores", text, advice)
+    found = _about(engine, dense, f"{counted(len(dense), 'convolution')} without tensor cores", text, advice)
     if _time(depthwise) > 0.03 * engine.total_us:
         text = f"Depthwise and grouped convolutions are bound by memory ({_share(engine, depthwise)})."
-        found += _about(engine, depthwise, _count(len(depthwise), "depthwise convolution"), text, severity="info")
+        found += _about(engine, depthwise, counted(len(depthwise), "depthwise convolution"), text, severity="info")
     return found
 
 
@@ -228,7 +218,7 @@ def _opaque(engine: Engine) -> list[Finding]:
         return []
     text = f"TensorRT compiled these regions as a whole ({_share(engine, hits)}); their inside is not profiled."
     advice = "`cutefuse profile-kernels --engine` shows their kernels, by Nsight Systems and Nsight Compute."
-    return _about(engine, hits, _count(len(hits), "opaque compiled region"), text, advice, "info")
+    return _about(engine, hits, counted(len(hits), "opaque compiled region"), text, advice, "info")
 
 
 def _norms(engine: Engine) -> list[Finding]:
@@ -237,7 +227,7 @@ def _norms(engine: Engine) -> list[Finding]:
         return []
     text = f"Normalisations run as layers of their own ({_share(engine, hits)})."
     advice = "`cutefuse patch` replaces RMSNorm and LayerNorm, and fuses the residual addition before them."
-    return _about(engine, hits, _count(len(hits), "normalisation layer"), text, advice)
+    return _about(engine, hits, counted(len(hits), "normalisation layer"), text, advice)
 
 
 def _timing(engine: Engine) -> list[Finding]:
@@ -270,7 +260,7 @@ def _far_from_roof(engine: Engine, places: list[Placement | None]) -> list[Findi
         return []
     layer, place = min(hits, key=lambda h: h[1].percent_of_roof)
     text = (
-        f"{_count(len(hits), 'heavy layer')} below 30 % of what the device allows; the furthest is {layer.label} at "
+        f"{counted(len(hits), 'heavy layer')} below 30 % of what the device allows; the furthest is {layer.label} at "
         f"{place.percent_of_roof:.0f} % ({place.bound}-bound, could take {time_text(place.floor_us)})."
     )
     advice = "Small grids, bad alignment or an unlucky tactic: raise the optimisation level or the batch."

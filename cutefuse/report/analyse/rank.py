@@ -78,9 +78,7 @@ def price(engine: Engine, graph: Graph, sites: Sequence[Site], peaks: Peaks | No
     """
     times = _Times(engine, graph, sites, peaks)
     if engine.layers and not times.by_node.keys() & {label(n) for n in graph.nodes}:
-        raise CutefuseError(
-            f"{onnx_path} shares no node name with the profile {engine.name}; give the model it was built from"
-        )
+        raise CutefuseError(f"{onnx_path} shares no node name with the profile {engine.name}; give its model")
     return [times.price(site) for site in sites]
 
 
@@ -95,9 +93,8 @@ def pricing(profile_dir: Path, onnx_path: Path) -> Pricing:
         engine = read()
         gpu = engine.device.get("Selected Device") or "a GPU that it does not name"
         against = f"layer times of {engine.name}, {' '.join(filter(None, (engine.backend, engine.version)))}, on {gpu}"
-        found = {
-            id(s): c for s, c in zip(sites, price(engine, graph, sites, engine_peaks(engine), onnx_path), strict=True)
-        }
+        ranked = price(engine, graph, sites, engine_peaks(engine), onnx_path)
+        found = dict(zip(map(id, sites), ranked, strict=True))
         return lambda site: Price(found[id(site)].gain_us, PROFILED, against, found[id(site)].note)
 
     return priced
@@ -124,7 +121,7 @@ class _Times:
             for layer in self.of(site.nodes):
                 self.claims[layer.index] += 1
             if not _is_norm(site):
-                self.anchored.update(la.index for la in self.of([_anchor(site)]) if la.kind != "copy")
+                self.anchored.update(la.index for la in self.of([site.chosen.nodes[0]]) if la.kind != "copy")
 
     def of(self, nodes: Sequence[NodeProto]) -> list[Layer]:
         """The layers that work for any of the nodes, each once."""
@@ -150,7 +147,7 @@ class _Times:
         return result
 
     def _conv(self, site: Site, result: Candidate) -> None:
-        conv_layers = [la for la in self.of([_anchor(site)]) if la.kind != "copy"]
+        conv_layers = [la for la in self.of([site.chosen.nodes[0]]) if la.kind != "copy"]
         moves: dict[int, Layer] = {}
         shares, stays = 1, False
         concats = [n for n in site.nodes if n.op_type == "Concat"]
@@ -220,8 +217,7 @@ class _Times:
 
     def _bytes(self, site: Site, layers: Sequence[Layer]) -> float | None:
         """What the fused norm reads and writes, in the type that the engine computes in."""
-        assert site.match is not None
-        call = site.match.call
+        call = site.chosen.call
         if all(d >= 0 for t in (*call.inputs, *call.outputs) for d in t.dims):
             own = _BITS[call.inputs[0].dtype]
             bits = next((DTYPE_BITS[la.precision] for la in layers if la.precision in DTYPE_BITS), own)
@@ -229,14 +225,8 @@ class _Times:
         return layer_cost(self.engine, layers[0]).size_bytes if len(layers) == 1 else None
 
 
-def _anchor(site: Site) -> NodeProto:
-    assert site.match is not None
-    return site.match.nodes[0]
-
-
 def _is_norm(site: Site) -> bool:
-    assert site.match is not None
-    return bool(kernels.facts(site.match.call.op_type)["kind"] == "norm")
+    return bool(kernels.facts(site.chosen.call.op_type)["kind"] == "norm")
 
 
 def gains(profile_dir: Path, onnx_path: Path) -> dict[str, float | None]:
@@ -251,11 +241,9 @@ def gains(profile_dir: Path, onnx_path: Path) -> dict[str, float | None]:
 
 def profile_of(profile_dir: Path, onnx_path: Path) -> Engine:
     """The profiled engine of a model in the output folder of `cutefuse process`. Raises CutefuseError without one."""
-    engine = engine_of(profile_dir, onnx_path)
+    engine = read_engine(one_engine(profile_dir, onnx_path))
     if not engine.profiled:
-        raise CutefuseError(
-            f"{profile_dir} holds no layer times (*.profile.json); run `cutefuse process` on the model first"
-        )
+        raise CutefuseError(f"{profile_dir} holds no layer times (*.profile.json); run `cutefuse process` first")
     return engine
 
 
@@ -272,8 +260,3 @@ def peaks_of(choice: str, engine: Engine) -> Peaks | None:
     Raises CutefuseError for a choice that is no roof.
     """
     return engine_peaks(engine) if choice == "auto" else peaks_for(choice)
-
-
-def engine_of(source: Path, onnx_path: Path) -> Engine:
-    """The engine of a model in a folder, or that of a graph.json. Raises CutefuseError where several could be meant."""
-    return read_engine(one_engine(source, onnx_path))

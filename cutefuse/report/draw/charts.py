@@ -100,9 +100,7 @@ def roofline(analysis: Analysis) -> tuple[str, list[Placement]]:
     """Log-log roofline with one dot a layer (area: time); returns the SVG and the layers that it shows."""
     peaks = analysis.peaks
     assert peaks is not None  # nothing is placed without
-    dots = [
-        (la, cost.intensity, place) for la, place, cost in analysis.layers if place and cost.intensity and la.time_us
-    ]
+    dots = [(la, c.intensity, p) for la, p, c in analysis.layers if p and c.intensity and la.time_us]
     rates = {p: rate for p in dict.fromkeys(d[0].precision for d in dots) if (rate := peaks.rate(p))}
     if not rates:
         return "", []

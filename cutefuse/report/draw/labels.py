@@ -35,8 +35,7 @@ class Labels:
         self._rows: dict[int, list[Label]] = defaultdict(list)
 
     def place(self, text: str, x: float, y: float, up: bool) -> Label | None:
-        """A free place beside x, on either side of it, from the line at y downwards or `up`; None where all of them are
-        taken."""
+        """A free place on either side of x, from the line at y downwards or `up`; None where all are taken."""
         for line in range(_LINES):
             at = y - LINE * line if up else y + LINE * line
             for label in (Label(text, x + _GAP, at), Label(text, x - _GAP, at, ends=True)):

@@ -43,6 +43,7 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(here), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {"middle": middle, "time": time_text, "bytes": charts.bytes_text, "code": _code}
+    environment.filters["sections"] = re.compile(r'<section [^>]*data-nav="([^"]+)" id="(\w+)"').findall
     environment.globals |= {
         "version": cutefuse.__version__, "css": (here / "page.css").read_text() + svg.GRAPH_STYLE,
         "js": (here / "page.js").read_text(), "KINDS": KINDS,
@@ -98,6 +99,10 @@ def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
     about = engine.patch["prediction"] if engine.patch else {}
     chart, shown = charts.roofline(analysis) if analysis.roof_percent is not None else ("", [])
     placed = [(la, p, c) for la, p, c in analysis.layers if p and la.time_us]
+    histogram = ""
+    if len(engine.latencies_ms) >= ENOUGH_LATENCIES:
+        marks = [(f"p{q}", engine.percentile_ms(q) or 0.0) for q in (50, 90, 99)]
+        histogram = charts.histogram(engine.latencies_ms, marks, engine.files["timing"].name)
     context: dict[str, Any] = {
         "subtitle": device(engine),
         "e": engine,
@@ -125,26 +130,10 @@ def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
         "copies": copies,
         "origins": _origins(copies),
         **_memory(engine),
-        "histogram": _histogram(engine),
+        "histogram": histogram,
         "facts": [*engine.build.items(), *engine.inference.items(), *engine.device.items()],
     }
-    wanted = (
-        ("overview", "Overview", True),
-        ("time", "Time", engine.total_us),
-        ("traffic", "Traffic", context["untimed"]),
-        ("findings", "Findings", True),
-        ("roofline", "Roofline", chart),
-        ("next", "Fuse next", context["candidates"] or analysis.candidates == []),
-        ("fused", "Fused", engine.sites),
-        ("copies", "Copies", copies),
-        ("memory", "Memory", context["memory"]),
-        ("latency", "Latency", context["histogram"]),
-        ("engine", "Graph", graph_svg),
-        ("layers", "Layers", True),
-        ("files", "Sources", True),
-    )
-    sections = [(i, n) for i, n, there in wanted if there]
-    render("engine.html.j2", path, _layer_data(analysis), sections=sections, **context)
+    render("engine.html.j2", path, _layer_data(analysis), **context)
 
 
 def _layer_data(analysis: Analysis) -> dict[str, Any]:
@@ -257,10 +246,3 @@ def _memory(engine: Engine) -> dict[str, Any]:
         "weight_bytes": sum(size for size, _ in weights),
         "weights": [(size, engine.layers[i]) for size, i in weights[:8] if size],
     }
-
-
-def _histogram(engine: Engine) -> str:
-    if len(engine.latencies_ms) < ENOUGH_LATENCIES:
-        return ""
-    marks = [(f"p{q}", engine.percentile_ms(q) or 0.0) for q in (50, 90, 99)]
-    return charts.histogram(engine.latencies_ms, marks, engine.files["timing"].name)

@@ -16,14 +16,12 @@ _LIMIT = 400  # rows of a comparison in the page; the CSV has all
 def write_compare_page(comparison: Comparison, path: Path) -> None:
     """Engines side by side; the first is the baseline, the last the candidate."""
     engines = comparison.engines
-    sections = [("kinds", "Time"), ("aligned", "Layers")] if comparison.timed else [("moved", "Copies")]
     render(
         "compare.html.j2",
         path,
         {},
         title=" → ".join(middle(name, 48) for name in comparison.titles),
         subtitle=device(engines[-1]),
-        sections=[*sections, ("files", "Sources")],
         comparison=comparison,
         caution=comparison.caution,
         engines=engines,
@@ -43,5 +41,4 @@ def write_compare_page(comparison: Comparison, path: Path) -> None:
 def write_llm_page(view: dict[str, Any], peaks: Peaks, path: Path) -> None:
     """Prefill and decode of a language model on one device."""
     subtitle = f"{view['weight_type']} weights, {view['kv_type']} cache"
-    chart = charts.curves(view, peaks)
-    render("llm.html.j2", path, {}, subtitle=subtitle, sections=[], view=view, peaks=peaks, chart=chart)
+    render("llm.html.j2", path, {}, subtitle=subtitle, view=view, peaks=peaks, chart=charts.curves(view, peaks))

@@ -64,7 +64,9 @@ def graph(engine: Engine, edges: list[Edge], drawing: Drawing, standalone: bool)
     rich = len(engine.layers) <= _RICH_LIMIT
     for edge, points in zip(edges, drawing.paths, strict=True):
         if len(points) > 1:
-            parts.append(_edge(edge, points, rich))
+            tip = f"{text(edge.tensor.name)}: {edge.tensor.shape_text} {text(edge.tensor.text)}"
+            end = f"><title>{tip}</title></path>" if rich else "/>"
+            parts.append(f'<path class="g-e g-{edge.tensor.dtype}" d="{_curve(points)}"{end}')
     # Shade and note tell the time; of an engine without times, the bytes that a layer reads and writes.
     timed = engine.profiled
     weights = [(layer.time_us or 0.0) if timed else layer_bytes(layer) / 1e6 for layer in engine.layers]
@@ -74,13 +76,6 @@ def graph(engine: Engine, edges: list[Edge], drawing: Drawing, standalone: bool)
         note = (time_text(weight) if timed else f"{weight:.1f} MB") if known else ""
         parts.append(_node(layer, drawing, weight / most, note, rich))
     return "".join(parts + _labels(edges, drawing, rich)) + "</svg>"
-
-
-def _edge(edge: Edge, points: list[tuple[float, float]], rich: bool) -> str:
-    path = f'<path class="g-e g-{edge.tensor.dtype}" d="{_curve(points)}"'
-    if not rich:
-        return f"{path}/>"
-    return f"{path}><title>{text(edge.tensor.name)}: {edge.tensor.shape_text} {text(edge.tensor.text)}</title></path>"
 
 
 def _labels(edges: list[Edge], drawing: Drawing, rich: bool) -> list[str]:

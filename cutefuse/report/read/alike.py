@@ -17,8 +17,7 @@ RUNNERS = {"onnxruntime": "ONNX Runtime", "torch": "PyTorch", "rtx": "TensorRT f
 
 
 def types(engine: Engine) -> dict[str, float]:
-    """The types of convolutions and products with their shares of the time, the most first; TF32 is a way to compute
-    FP32. Without times: shares of the bytes."""
+    """The types of convolutions and products, TF32 as FP32, with shares of the time, or without times of the bytes."""
     found: dict[str, float] = defaultdict(float)
     for layer in engine.layers:
         if layer.kind in _COMPUTES and layer.precision:
@@ -50,9 +49,7 @@ def unlike(first: Engine, last: Engine) -> str:
             found.append(f"the first computes in {one}, the last in {other}")
     patched = Path(str((last.patch or {}).get("input", {}).get("path", ""))).name
     if not found and lowered(last) and not lowered(first) and first.name == patched:
-        found.append(
-            f"the last is of a model that `patch --dtype` converted to {lowered(last)}, the first of the model before"
-        )
+        found.append(f"the last's model was converted to {lowered(last)} by `patch --dtype`, the first's was not")
     if first.backend != last.backend:
         one, other = (RUNNERS.get(e.backend, "TensorRT") for e in (first, last))
         found.append(f"the first is of {one}, the last of {other}")

@@ -46,7 +46,10 @@ def layer_cost(engine: Engine, layer: Layer) -> Cost:
     except (ValueError, ZeroDivisionError, OverflowError):
         flops = None
     if flops is None and layer.kind == "plugin":
-        flops = _reported_flops(engine, layer)
+        own = (s for s in engine.sites if s["status"] == FUSED and s["name"] in (layer.name, *layer.onnx))
+        site = next(own, None)
+        # Unusable where the rewriter did not know a dimension: it counts unknown ones as 1.
+        flops = site["flops"] if site and "-1" not in str(site.get("shapes")) else None
     return Cost(flops, size)
 
 
@@ -59,13 +62,6 @@ def place(peaks: Peaks, precision: str, cost: Cost, time_us: float) -> Placement
         return None
     achieved = cost.flops / time_us / 1e6
     return Placement(achieved, roof.attainable_tflops, 100 * roof.floor_us / time_us, roof.bound, roof.floor_us)
-
-
-def _reported_flops(engine: Engine, layer: Layer) -> float | None:
-    """FLOPs of the fused site; unusable where the rewriter did not know a dimension (it counts unknown ones as 1)."""
-    own = (s for s in engine.sites if s["status"] == FUSED and s["name"] in (layer.name, *layer.onnx))
-    site = next(own, None)
-    return site["flops"] if site and "-1" not in str(site.get("shapes")) else None
 
 
 def _bytes(layer: Layer) -> float | None:

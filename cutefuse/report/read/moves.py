@@ -9,6 +9,7 @@ from cutefuse.engines.kinds import KINDS, computing_words
 from cutefuse.engines.layers import Layer, layer_bytes
 from cutefuse.report.read.engine import Engine
 from cutefuse.report.read.graph import edges
+from cutefuse.table import some
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,7 @@ def _called(layer: Layer) -> str:
 
 
 def _list(word: str, names: list[str]) -> str:
-    unique = list(dict.fromkeys(names))
-    return word + ", ".join(unique[:2]) + (f" and {len(unique) - 2} more" if len(unique) > 2 else "") if unique else ""
+    return word + some(list(dict.fromkeys(names)), 2) if names else ""
 
 
 def _origin(layer: Layer, makers: Counter[str]) -> str:

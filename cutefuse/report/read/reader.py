@@ -58,13 +58,14 @@ def read_engine(files: dict[str, Path]) -> Engine:
     name = stem.removesuffix(".engine") or graph_file.parent.name
     engine = Engine(name, graph_file.parent, layers, inputs, outputs, dict(files))
     if layers and all(not layer.inputs and not layer.outputs for layer in layers):
-        engine.notes.append(
-            "the layer information holds names only; build with --profilingVerbosity=detailed for shapes"
-        )
+        engine.notes.append("the layers are names only; build with --profilingVerbosity=detailed for shapes")
     if "profile" in files:
         _add_profile(engine, read_json(files["profile"]), files["profile"].name)
     if "timing" in files:
-        engine.latencies_ms = _latencies(read_json(files["timing"]))
+        records = read_json(files["timing"])
+        records = [r for r in records if isinstance(r, dict)] if isinstance(records, list) else []
+        times_ms = (_finite(r.get("latencyMs", r.get("computeMs"))) for r in records)
+        engine.latencies_ms = [t for t in times_ms if t is not None]
     _add_metadata(engine, files)
     if "engine" in files:
         engine.size_bytes = files["engine"].stat().st_size
@@ -121,15 +122,7 @@ def _add_profile(engine: Engine, data: Any, file: str) -> None:
         layer.sources["time"] = f"{file} › [{position}].{field_name}"
         engine.time_field = field_name
     if unknown:
-        engine.notes.append(
-            f"{unknown} profiled layers are not in the layer information; were both made from one engine?"
-        )
-
-
-def _latencies(data: Any) -> list[float]:
-    records = data if isinstance(data, list) else []
-    values = [_finite(r.get("latencyMs", r.get("computeMs"))) for r in records if isinstance(r, dict)]
-    return [v for v in values if v is not None]
+        engine.notes.append(f"{unknown} profiled layers are not in the layer information; are both of one engine?")
 
 
 def _metadata(files: dict[str, Path], step: str, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
@@ -163,8 +156,7 @@ def _add_metadata(engine: Engine, files: dict[str, Path]) -> None:
 
 
 def _patch_report(report: Any, *names: str) -> dict[str, Any] | None:
-    """A patch report with its sites in one form; None for what is none, or speaks of another model: a plain model and
-    its patched one may share a folder."""
+    """A patch report with its sites in one form; None for what is none, or of another model in the same folder."""
     if not (isinstance(report, dict) and isinstance(report.get("sites"), list) and speaks_of(report, *names)):
         return None
     sites = []

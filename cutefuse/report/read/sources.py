@@ -43,9 +43,7 @@ def one_engine(source: Path, model: Path | None = None) -> dict[str, Path]:
     if not named and len(found) > 1:
         names = ", ".join(f["graph"].name for f in found[:4])
         lacking = f" and none of {model.name}" if model else ""
-        raise CutefuseError(
-            f"{source} holds {len(found)} engines ({names}){lacking}; give one of the *.graph.json files"
-        )
+        raise CutefuseError(f"{source} holds {len(found)} engines ({names}){lacking}; give one *.graph.json file")
     return (named or found)[0]
 
 

@@ -6,7 +6,7 @@ from cutefuse.graph.read import op_counts
 from cutefuse.graph.store import Writer, check_written
 from cutefuse.operators.layouts import NHWC
 from cutefuse.rewrite import islands, tanh_silu
-from cutefuse.rewrite.apply import apply_sites, new_calls
+from cutefuse.rewrite.apply import apply_sites
 from cutefuse.rewrite.functions import add_bodies
 from cutefuse.rewrite.state import State
 
@@ -23,7 +23,7 @@ def run(state: State, out: Writer) -> None:
     if state.layout == NHWC:
         islands.lay(model, state.source.parent)
     if state.options.functions:
-        add_bodies(model, graph, new_calls(state.fused))
+        add_bodies(model, graph, {s.name: s.chosen.call for s in state.fused})
     state.after = op_counts(model.graph)
     written = out.save(model)
     if state.options.dtype:

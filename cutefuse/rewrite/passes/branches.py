@@ -9,7 +9,6 @@ FORM = "branches"  # of --without
 
 
 def run(state: State) -> None:
-    """Reads `model`, and writes its sums of branches as convolutions; leaves `branches`. What `converted` holds for
-    the proof stays as it was."""
+    """Reads `model`, and writes its sums of branches as convolutions; leaves `branches`. `converted` stays."""
     asked = FORM not in state.options.without
     state.branches = branches.fold(state.model, state.source.parent) if asked else []

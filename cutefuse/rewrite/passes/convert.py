@@ -22,8 +22,7 @@ def run(state: State) -> None:
 
 
 def sites(state: State) -> None:
-    """Reads `sites` and `graph`; takes the sites' matches in another type where that was asked, and completes
-    `conversion`."""
+    """Reads `sites` and `graph`; takes matches in another type where that was asked, and completes `conversion`."""
     if (done := state.conversion) and done.scope == "sites":
         from cutefuse.rewrite.retype import retype
 

@@ -24,8 +24,7 @@ FORMS = {
 
 
 def run(state: State) -> None:
-    """Reads what the passes before found; leaves `unused_options`: sentences about options without effect here, those
-    of the caller first."""
+    """Reads what the passes found; leaves `unused_options`, sentences about options without effect."""
     tanh = "--tanh-silu only helps TensorRT 11 and newer; other engines compute SiLU as well either way"
     options = state.options
     state.unused_options = [

@@ -9,8 +9,7 @@ from cutefuse.rewrite.state import State
 
 
 def run(state: State) -> None:
-    """Reads `sites` and `graph`; gives sites that want the same nodes, or a body of their own, smaller matches, or
-    refuses them."""
+    """Reads `sites`, `graph`; gives sites that want the same nodes or an own body smaller matches, or refuses them."""
     suit_device(state.sites, state.options.sm)
     if state.options.functions:
         check_bodies(state.graph, state.sites)

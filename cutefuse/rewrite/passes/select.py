@@ -16,8 +16,7 @@ Tiles = Callable[[Sequence[Call | None]], Sequence[int]]  # of calls in the orde
 
 
 def run(state: State, price: Pricing | None = None, tiles: Tiles | None = None) -> None:
-    """Reads `sites` and `graph`; leaves out the sites that do not pay, merges others, and leaves gains, tiles and
-    `saving`.
+    """Reads `sites` and `graph`; leaves out what does not pay, merges others, and leaves gains, tiles and `saving`.
 
     A site that goes may have kept another from its nodes: then all that never went are made legal and judged anew.
     price: figures to trust before the model's. tiles: what the kernels' first guess is replaced by.

@@ -22,7 +22,6 @@ from cutefuse.operators import concat_conv
 from cutefuse.operators.layouts import TO_NCHW
 from cutefuse.progress import spinner
 from cutefuse.rewrite.agnostic import is_nhwc
-from cutefuse.rewrite.apply import new_calls
 from cutefuse.rewrite.functions import add_bodies
 from cutefuse.rewrite.islands import is_barred
 from cutefuse.rewrite.prove_parts import prove_parts
@@ -31,8 +30,7 @@ from cutefuse.select.wiring import CONVOLUTIONS
 
 
 def run(state: State, folder: Path) -> None:
-    """Reads `model`, which `apply` saved in a folder, `sites`, `silus`, `converted`; leaves `proof` where the options
-    ask for it."""
+    """Reads `model`, which `apply` saved in a folder, `sites`, `silus`, `converted`; leaves `proof` if it is asked."""
     if not state.options.verify:
         return
     source, graph, options = state.source, state.graph, state.options
@@ -42,7 +40,7 @@ def run(state: State, folder: Path) -> None:
         model = deepcopy(graph.model)
         model.graph.node.extend(added)
     if not options.functions:
-        add_bodies(model, graph, new_calls(fused))
+        add_bodies(model, graph, {s.name: s.chosen.call for s in fused})
     # Of what is written anew without a fused node.
     dtypes = [s.dtype for s in state.rewritten] + [graph.dtype(b.tensor) or "float32" for b in state.branches]
     tolerance = max(
