@@ -169,6 +169,13 @@ def test_a_concat_that_others_read_stays_for_them(tmp_path: Path) -> None:
     assert taken(body, tmp_path, outputs=("y", "z")) == (["CuteWindow2"], ["Concat", "Softmax"])
 
 
+def test_a_concat_of_fused_nodes_for_fused_nodes_is_a_window_of_one_pixel(tmp_path: Path) -> None:
+    many = "".join(f"c{i} = Conv<kernel_shape=[1,1]>(x, w2) a{i} = Relu(c{i}) " for i in range(10, 20))
+    joined = many + "j = Concat<axis=1>(a10, a11, a12, a13, a14) k = Concat<axis=1>(j, a15, a16, a17, a18, a19) "
+    body = joined + "p = MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>(k) " + AFTER
+    assert taken(body, tmp_path, channels=80) == (["CuteWindow5", "CuteWindow6"], [])
+
+
 @pytest.mark.parametrize(
     ("body", "options"),
     [
@@ -177,7 +184,6 @@ def test_a_concat_that_others_read_stays_for_them(tmp_path: Path) -> None:
         (JOIN + "t = Sin(j) " + POOL.replace("(j)", "(t)") + AFTER, {}),  # Inductor computes the sine inside
         (JOIN + "p = MaxPool<kernel_shape=[7,7], pads=[3,3,3,3]>(j) " + AFTER, {}),  # too many pixels
         (JOIN + "p = Resize<mode=\"cubic\">(j, , s) " + AFTER, {}),
-        (JOIN + "p = Resize<mode=\"nearest\">(j, , s) " + AFTER, {}),
         (JOIN + "p = GlobalAveragePool(j) " + AFTER, {"dims": "1,8,65,65"}),  # one block for 4225 pixels
     ],
 )  # fmt: skip

@@ -93,7 +93,7 @@ __device__ __forceinline__ void over_window(Problem const &p, Place const &place
       for (int s = 0; s < p.S; ++s) tap(s);
     }
   };
-  if constexpr (kSide > 0 && kSide <= 3) {
+  if constexpr (kSide > 0) {
 #pragma unroll
     for (int r = 0; r < kSide; ++r) row(r);
   } else {
@@ -102,8 +102,10 @@ __device__ __forceinline__ void over_window(Problem const &p, Place const &place
   }
 }
 
+// The pixels of a window of known size are loaded at once: fewer blocks of larger ones share a multiprocessor.
 template <class Element, int kSide>
-__global__ void __launch_bounds__(kThreads, kBlocks) window_max(__grid_constant__ Params const params) {
+__global__ void __launch_bounds__(kThreads, kSide > 3 ? kBlocks / 2 : kBlocks)
+    window_max(__grid_constant__ Params const params) {
   using T = Traits<Element>;
   wait_and_let_next_start();
   int const item = int(blockIdx.x) * kThreads + int(threadIdx.x);
@@ -157,36 +159,42 @@ template <class Element>
 __global__ void __launch_bounds__(kImageThreads, kBlocks / 2) window_image(__grid_constant__ Params const params) {
   using T = Traits<Element>;
   constexpr int kWarps = kImageThreads / 32;
-  __shared__ float sums[kWarps][1 << kMostLogVectors][T::kVector];
+  __shared__ float sums[kWarps][T::kVector << kMostLogVectors];
   wait_and_let_next_start();
   Problem const &p = params.problem;
-  int const log = params.log_vectors, vectors = params.by_vectors.divisor;
-  int const shares = (vectors + (1 << log) - 1) >> log, n = int(blockIdx.x) / shares;
-  int const lane = int(threadIdx.x) & ((1 << log) - 1), vector = ((int(blockIdx.x) - n * shares) << log) + lane;
-  bool const exists = vector < vectors;
-  Place const place(params, n * vectors + (exists ? vector : 0), 1);
+  int const log = params.log_vectors, vectors = params.by_vectors.divisor, pixels = p.H * p.W;
+  int const n = params.by_shares.divide(int(blockIdx.x));
+  int const first = (int(blockIdx.x) - n * params.by_shares.divisor) << log, count = min(1 << log, vectors - first);
+  int const lane = int(threadIdx.x) & ((1 << log) - 1);
+  Place const place(params, n * vectors + first + min(lane, count - 1), 1);
   typename T::Values rSum;
   rSum.fill(0.f);
-#pragma unroll 4
-  for (int i = int(threadIdx.x) >> log; i < p.H * p.W; i += kImageThreads >> log) {
-    auto const rX = T::to_float(load(place.image + i * place.pixel));
+  int const step = kImageThreads >> log;
+  for (int i = int(threadIdx.x) >> log; i < pixels; i += kImageLoads * step) {
+    uint4 rX[kImageLoads];  // all of them are on their way before the first is added
 #pragma unroll
-    for (int j = 0; j < T::kVector; ++j) rSum[j] += rX[j];
+    for (int k = 0; k < kImageLoads; ++k) {
+      rX[k] = i + k * step < pixels ? load(place.image + (i + k * step) * place.pixel) : uint4{0, 0, 0, 0};
+    }
+#pragma unroll
+    for (int k = 0; k < kImageLoads; ++k) {
+      auto const r = T::to_float(rX[k]);
+#pragma unroll
+      for (int j = 0; j < T::kVector; ++j) rSum[j] += r[j];
+    }
   }
 #pragma unroll
   for (int j = 0; j < T::kVector; ++j) {
-    for (int step = 1 << log; step < 32; step *= 2) rSum[j] += __shfl_xor_sync(~0u, rSum[j], step);
-    if (threadIdx.x % 32 == lane) sums[threadIdx.x / 32][lane][j] = rSum[j];
+    for (int apart = 1 << log; apart < 32; apart *= 2) rSum[j] += __shfl_xor_sync(~0u, rSum[j], apart);
+    if (threadIdx.x % 32 == lane) sums[threadIdx.x / 32][lane * T::kVector + j] = rSum[j];
   }
   __syncthreads();
-  if (threadIdx.x != lane || !exists) return;
+  if (int(threadIdx.x) >= count * T::kVector) return;
+  float sum = 0.f;
 #pragma unroll
-  for (int j = 0; j < T::kVector; ++j) {
-    float sum = 0.f;
-    for (int warp = 0; warp < kWarps; ++warp) sum += sums[warp][lane][j];
-    rSum[j] = sum / float(p.H * p.W);
-  }
-  store(place.y, T::from_float(rSum));
+  for (int warp = 0; warp < kWarps; ++warp) sum += sums[warp][threadIdx.x];
+  auto *const y = static_cast<Element *>(params.y) + n * (params.problem.output_pixel / int(sizeof(Element)));
+  y[first * T::kVector + int(threadIdx.x)] = Element(sum / float(pixels));
 }
 
 // ---- linear Resizes -------------------------------------------------------------------------------------------------

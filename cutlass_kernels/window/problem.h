@@ -14,7 +14,8 @@ constexpr int kThreads = 128;
 constexpr int kBlocks = 8;          // that share a multiprocessor: 64 registers a thread
 constexpr int kColumns = 4;         // of a linear Resize's output that a thread computes
 constexpr int kImageThreads = 256;  // of a block that computes means of an image,
-constexpr int kMostLogVectors = 3;  // of so many vectors of a pixel
+constexpr int kMostLogVectors = 3;  // of so many vectors of a pixel,
+constexpr int kImageLoads = 4;      // of which a thread loads so many at a time
 constexpr int kMaxSide = 1 << 15;   // of an image, a window, its steps and pads: products of two fit into 31 bits
 
 // The order is that of the attribute `mode`.
@@ -48,9 +49,9 @@ struct Params {
   Problem problem;
   void const *x[kMaxSources];
   void *y;
-  int items;        // a vector of each group of neighbouring columns
-  int log_vectors;  // two to this: those of a block that computes means of an image
-  Divider by_vectors, by_groups, by_rows;
+  int items;                                          // a vector of each group of neighbouring columns
+  int log_vectors;                                    // two to this: those of a block that computes means of an image
+  Divider by_vectors, by_groups, by_rows, by_shares;  // shares: blocks of an image
 };
 
 }  // namespace cutefuse::window

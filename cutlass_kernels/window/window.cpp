@@ -173,13 +173,15 @@ char const *plan(Call const &call, Plan &plan) {
   params.items = p.N * p.P * groups * vectors;
   if (params.items > 0) {
     params.by_vectors = Divider(vectors), params.by_groups = Divider(groups), params.by_rows = Divider(p.P);
-    // Fewer vectors of larger images: more threads share a pixel's.
-    params.log_vectors = p.H * p.W <= 4 * (kImageThreads >> kMostLogVectors) ? kMostLogVectors : 1;
+    // Of a larger image a block takes fewer vectors, so that each of its threads loads kImageLoads pixels at most.
+    params.log_vectors = kMostLogVectors;
+    int &log = params.log_vectors;
+    while (log > 0 && p.H * p.W > kImageLoads * (kImageThreads >> log)) --log;
+    params.by_shares = Divider(ceil_div(vectors, 1 << log));
     plan.operands = (2u << call.num_inputs) - 1, plan.launches = 1;
     int const threads = image ? kImageThreads : kThreads;
     state.launch.kernel = {plan.device >= 0 ? kernel_of(p) : nullptr, threads, 0};
-    state.launch.blocks =
-        image ? std::int64_t(p.N) * ceil_div(vectors, 1 << params.log_vectors) : ceil_div(params.items, threads);
+    state.launch.blocks = image ? std::int64_t(p.N) * params.by_shares.divisor : ceil_div(params.items, threads);
     state.launch.early = offers(plan.sm, kClusters);
     if (char const *why = prepare(state.launch, plan.device >= 0)) return refused(why);
   }

@@ -22,8 +22,8 @@ _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 @dataclass(frozen=True, eq=False)
 class Windowed:
-    """A pool or a linear Resize of images as PyTorch runs it, beside the attributes with which our kernels do
-    (cutlass_kernels/window); `windows` knows it by its class."""
+    """A pool, a linear Resize or, in windows of one pixel, a Concat of images as PyTorch runs it, beside the attributes
+    with which our kernels do (cutlass_kernels/window); `windows` knows it by its class."""
 
     run: Run
     attrs: Mapping[str, Any]
