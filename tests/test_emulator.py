@@ -19,11 +19,12 @@ BUILD = ROOT / "build/emulated"
 EARLY, LATE, ANY = range(3)
 # What CI has time for: both paths in float16 and float8, and float32 and int8 on Hopper.
 SM80_UNITS = "concat_conv_kFloat16_(kPlain|kPreActivated|kImage|kDepthwise)|.*_kFloat8_"
-UNITS = f"^conv/(sm90/.*_(kFloat16|kFloat32|kInt8|kFloat8)_|sm80/({SM80_UNITS}))"
+UNITS = f"^window/window_kFloat16|^conv/(sm90/.*_(kFloat16|kFloat32|kInt8|kFloat8)_|sm80/({SM80_UNITS}))"
 SUITES = [  # file, its tests, timing
     ("tests/test_sm90.py", "corner and not bfloat16", "any:1"),
     ("tests/test_kernels_gpu.py", "chain and not bfloat16 and not float32", "any:7"),
     ("tests/test_image_tiles.py", "not bfloat16", "any:11"),
+    ("tests/test_window_gpu.py", "not bfloat16 and not float32", "any:5"),
     ("tests/test_sm90_forms_gpu.py", "(corner or Enlarged) and not bfloat16", "any:2"),
     ("tests/test_sm90_tf32.py", "corner or enlarged or nearest or wider", "any:6"),
     ("tests/test_sm90_small.py", "every_cluster and not bfloat16 and (1- or 3-)", "any:3"),
