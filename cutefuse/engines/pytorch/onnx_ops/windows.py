@@ -6,18 +6,19 @@ that Inductor joins with their neighbours: a Resize before an Add, a pool behind
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 
+from cutefuse import kernels
 from cutefuse.engines.pytorch.onnx_ops.convolution import Convolution, ConvolutionRelu
 from cutefuse.engines.pytorch.onnx_ops.fused import FusedNode
 from cutefuse.engines.pytorch.onnx_ops.pooling import MEAN, Windowed
 from cutefuse.engines.pytorch.onnx_ops.program import Program, Step
 
-_MOST_SOURCES = 8
 # Pixels that one window reads: a thread of ours reads all of them, Inductor's two kernels each row's largest once. The
 # mean of an image is a block's work for a few channels; over more pixels Inductor's two kernels are faster.
 _MOST_PIXELS, _MOST_OF_IMAGE = 25, 32 * 32
@@ -61,6 +62,13 @@ def take_windows(program: Program) -> None:
     program.drop_unused()
 
 
+@functools.cache
+def _op_types() -> dict[int, str]:
+    """Number of sources -> op_type."""
+    (op,) = (op for op in kernels.describe()["ops"] if op["name"] == "window")
+    return {v["sources"]: v["op_type"] for v in op["variants"]}
+
+
 def _few_pixels(program: Program, step: Step) -> bool:
     assert isinstance(step.run, Windowed)
     pixels = math.prod(step.run.attrs.get("kernel_shape", [1]))
@@ -72,8 +80,10 @@ def _node(program: Program, step: Step, sources: Sequence[str | None]) -> FusedN
     """The kernel call of a step over sources, which a Concat joins; None where the kernels refuse it."""
     assert isinstance(step.run, Windowed)
     shapes = [program.shapes[s] for s in sources if s in program.shapes]
-    if not len(sources) == len(shapes) <= _MOST_SOURCES or any(t.dim() != 4 or t.dtype not in _TYPES for t in shapes):
+    if len(sources) != len(shapes) or len(sources) not in _op_types():
         return None
-    op_type, made = f"CuteWindow{len(sources)}", [program.shapes[step.outputs[0]]]
-    node = FusedNode(step.name, op_type, dict(step.run.attrs), shapes, made, named=False)
+    if any(t.dim() != 4 or t.dtype not in _TYPES for t in shapes):
+        return None
+    made = [program.shapes[step.outputs[0]]]
+    node = FusedNode(step.name, _op_types()[len(sources)], dict(step.run.attrs), shapes, made, named=False)
     return None if node.reject() else node
