@@ -131,8 +131,10 @@ char const *problem_of(Call const &call, Problem &p) {
         "window: %dx%d outputs of %dx%d windows do not all meet the image of %dx%d; give fewer or smaller pads", p.P,
         p.Q, p.R, p.S, p.H, p.W);
   }
-  if (std::int64_t(p.N) * p.P * p.Q > INT32_MAX / std::max(vectors, 1)) {
-    return sentence("window: the output has 2^31 vectors of 16 bytes or more; split the batch");
+  constexpr int kMostItems = INT32_MAX - kThreads;  // so that the last block's threads have numbers too
+  if (std::int64_t(p.N) * p.P * p.Q > kMostItems / std::max(vectors, 1)) {
+    return sentence("window: the output has %lld vectors of 16 bytes, %d are possible; split the batch",
+                    (long long)p.N * p.P * p.Q * vectors, kMostItems);
   }
   return nullptr;
 }
