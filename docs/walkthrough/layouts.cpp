@@ -130,7 +130,7 @@ void predicates(conv::Params const &all) {
   std::printf("## predicates\n");
   conv::Params params = all;
   conv::Problem const &p = params.problem;
-  params.by_image = conv::Divider(p.P * p.Q), params.by_row = conv::Divider(p.Q);
+  params.by_image = cutefuse::Divider(p.P * p.Q), params.by_row = cutefuse::Divider(p.Q);
   for (int m : {0, 33, 1023, 1024}) {
     conv::SourceRows<Traits> const rows(params, m);
     int read = 0;
