@@ -117,6 +117,32 @@ def test_no_file_imports_a_room_that_its_own_may_not() -> None:
     assert [fault for path in FILES for fault in faults(path, path.read_text())] == []
 
 
+def lost(text: str) -> set[str]:
+    """The modules of the package that a file imports and that are not there."""
+    names = {name for name in imported(ast.parse(text), "") if name.count(".") > 1}
+    paths = {name: PACKAGE.parent / name.replace(".", "/") for name in names if name.startswith("cutefuse.")}
+    return {name for name, path in paths.items() if not path.with_suffix(".py").exists() and not path.is_dir()}
+
+
+def test_every_import_around_the_package_leads_to_a_file() -> None:
+    folders = ("benchmarks", "calibration", "models", "scripts", "tests")
+    files = [path for folder in folders for path in (PACKAGE.parent / folder).rglob("*.py")]
+    assert len(files) > 300
+    assert {str(path): names for path in files if (names := lost(path.read_text()))} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import cutefuse.commands.tuning", {"cutefuse.commands.tuning"}),
+        ("def f():\n    from cutefuse.commands.tuning import gpu_timer", {"cutefuse.commands.tuning"}),
+        ("from cutefuse.commands.choices import gpu_timer\nimport cutefuse.commands\nimport torch.nothing", set()),
+    ],
+)
+def test_an_import_that_leads_nowhere_is_seen(text: str, names: set[str]) -> None:
+    assert lost(text) == names
+
+
 def test_no_two_files_import_each_other_in_a_circle() -> None:
     files = [p for p in FILES if p.name != "__init__.py"]
     texts = {module_of(p): (module_of(p).rpartition(".")[0], p.read_text()) for p in files}

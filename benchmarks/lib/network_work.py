@@ -77,7 +77,7 @@ def take_all(plain: Path, output: Path, sm: int) -> Variant:
 
 def take_tuned(plain: Path, output: Path, sm: int) -> Variant:
     """What `cutefuse patch --tune` does; the times are kept beside the model, for this run alone."""
-    from cutefuse.commands.tuning import gpu_timer
+    from cutefuse.commands.choices import gpu_timer
     from cutefuse.optimize.site_times import best_tiles, pricing
     from cutefuse.timing.cache import TuneCache
     from cutefuse.timing.calls import Tuner
