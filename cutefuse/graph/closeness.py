@@ -33,7 +33,8 @@ def compare(
     not pass `tolerance`; `axis` and `channel` say where (absent where the tensor was judged as a whole). `floor` holds
     values that went into each channel of an axis, such as those before an activation: rounding errors are relative to
     these, so a channel's scale is at least its floor, up to the tensor's largest value. `exact` holds
-    the same values in float64: they count where one of the two alone has NaN or infinity, in "overflows" places.
+    the same values in float64: they count where one of the two alone has NaN or infinity; "overflows" says in
+    how many places.
 
     "values" are all, "compared" those that are finite; "says_nothing" is there where they prove nothing, and says why.
     """

@@ -109,7 +109,8 @@ def kinds_of(operands: Sequence[Operand]) -> frozenset[str]:
 def choose(
     graph: Graph, plain: Sequence[Operand], legal: Callable[[Sequence[Operand]], str | None], kinds: Collection[str]
 ) -> tuple[Operand, ...]:
-    """The operands, neighbours merged, with every view of these kinds that `legal` (a reason against it) allows."""
+    """The operands, neighbours merged, with every view of these kinds that `legal` allows: it returns the reason
+    against a view, or None."""
     seen = [see_through(graph, p, kinds) for p in plain]
     whole = merged(seen)
     reason = legal(whole)

@@ -82,7 +82,8 @@ def _words(sizes: Sequence[int | str] | None) -> str:
 
 
 OTHER = "other reasons"
-# Cause -> words, one of which every such refusal has and none before it. The library's own begin with an operator.
+# Cause -> words. A refusal's cause is the first one with words that it holds. Sentences of the kernel library begin
+# with an operator's name.
 CAUSES: dict[str, tuple[str, ...]] = {
     "in control flow or a local function": ("inside the ",),
     "average pool that no filter computes": ("AveragePool '",),

@@ -24,7 +24,8 @@ from cutefuse.operators.layouts import HWC8
 
 
 def finders(alone: bool = False, layout: int = HWC8) -> tuple[Finder, ...]:
-    """One finder for each operator. `alone`: convolutions without any neighbour are sites too. `layout`: of nodes."""
+    """One finder for each operator. `alone`: convolutions without any neighbour are sites too. `layout`: of the nodes
+    that convolutions become."""
     return conv.ConvSites(alone, layout), quant.QuantSites(layout), norm.NormSites()
 
 

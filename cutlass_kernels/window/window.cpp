@@ -1,5 +1,5 @@
-// Max and average pools and linear Resizes of channels-last images, over a concatenation that is never made. No plugin
-// registers them: the PyTorch engine is their only user. No CUDA header.
+// Max and average pools, linear Resizes and Concats of channels-last images: what is joined is read where it lies. No
+// plugin registers them: the PyTorch engine is their only user. No CUDA header.
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -249,7 +249,7 @@ class TorchEngine:
             torch.set_float32_matmul_precision(before)
 
     def _allocate_workspace(self) -> Tensor | None:
-        """One buffer for all fused nodes: they run one after the other."""
+        """One buffer for all kernels of ours: those that need it run one after the other."""
         size = max((node.workspace_bytes() for node in self.program.kernels), default=0)
         buffer = torch.empty(size, dtype=torch.uint8, device=self.device) if size > 0 else None
         for node in self.program.kernels:
