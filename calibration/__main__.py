@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from calibration import convolutions, depthwise, networks, patch_rows, tiles
+from calibration import convolutions, depthwise, four, networks, patch_rows, tiles
 from calibration.rows import SM
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.kernels import reject_device
@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ("Kernels", convolutions),
             ("Tiles", tiles),
             ("Patch rows", patch_rows),
+            ("Four warpgroups in turn", four),
             ("Depthwise tiles", depthwise),
         ]
         for title, part in parts if args.no_networks else [*parts, ("Networks", networks)]:

@@ -17,17 +17,22 @@ CLOCKS_PER_US, BYTES_PER_US = 1700, 2700 * 1700  # kClocksPerUs and memory_us of
 CHANNELS, SHARED, HEAD = 32, 228 << 10, 1024  # of a patch; bytes of a multiprocessor, and of a block's barriers
 
 
+def recorded() -> list[dict[str, str]]:
+    """The rows of these tiles."""
+    return rows.read("patch_rows_h200.csv")
+
+
 def report() -> Iterator[str]:
     """The lines of the report: errors now and refitted."""
-    recorded = rows.read("patch_rows_h200.csv")
-    tiles = [_tile(row) for row in recorded]
+    found = recorded()
+    tiles = [tile_work(row) for row in found]
     work = {name: np.array([tile[name] for tile in tiles]) for name in tiles[0]}
 
     def predict(constants: Mapping[str, float], chosen: np.ndarray) -> np.ndarray:
         return times_us({k: v[chosen] for k, v in work.items()}, constants)
 
-    yield f"patches whose pixels are rows, {len(recorded)} times"
-    yield from fit.outcome(predict, np.array([float(row["time_us"]) for row in recorded]), NOW, hold=0.02)
+    yield f"patches whose pixels are rows, {len(found)} times"
+    yield from fit.outcome(predict, np.array([float(row["time_us"]) for row in found]), NOW, hold=0.02)
 
 
 def times_us(work: Mapping[str, np.ndarray], constants: Mapping[str, float]) -> np.ndarray:
@@ -40,7 +45,7 @@ def times_us(work: Mapping[str, np.ndarray], constants: Mapping[str, float]) -> 
     return np.asarray(c["kRowsEnds"] + np.hypot(computing, work["bytes"] / BYTES_PER_US))
 
 
-def _tile(row: Mapping[str, str]) -> dict[str, float]:
+def tile_work(row: Mapping[str, str]) -> dict[str, float]:
     """What a tile of a layer has to do, as rows_clocks and keep_filters count it."""
     filters, a, b = (int(n) for n in row["tile"].removeprefix("sm90_rows_").split("x"))
     N, H, W, K, R, S, stride = (int(row[k]) for k in ("N", "H", "W", "K", "R", "S", "stride"))

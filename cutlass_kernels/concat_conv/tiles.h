@@ -53,11 +53,9 @@ inline constexpr Tile kTiles[] = {
 
 inline constexpr Sm90Tile kSm90Tiles[] = {
     // id, name, type, filters, pixels, options
-    im2col_tile(105, "sm90_128x128", k16Bit, 128, 128),
     im2col_tile(110, "sm90_64x256", k16Bit, 64, 256),
     im2col_tile(113, "sm90_128x200", k16Bit, 128, 200, kAlsoPreActivated),
     halo_tile(121, "sm90_halo_64x16x32", k16Bit, 64, {16, 32}),
-    halo_tile(124, "sm90_halo_128x8x16", k16Bit, 128, {8, 16}),
     halo_tile(126, "sm90_halo_128x8x15", k16Bit, 128, {8, 15}),
     halo_tile(129, "sm90_halo_64x8x16", k16Bit, 64, {8, 16}),
     halo_tile(130, "sm90_halo_64x16x16", k16Bit, 64, {16, 16}),
@@ -70,6 +68,8 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     by_pixel_rows(halo_tile(179, "sm90_rows_32x8x16", k16Bit, 32, {8, 16})),
     pingpong_tile(131, "sm90_pp_128x104", k16Bit, 128, 104, kAlsoPreActivated),
     pingpong_tile(175, "sm90_pp_128x152", k16Bit, 128, 152),
+    four_tile(180, "sm90_four_64x128", k16Bit, 64, 128),
+    four_tile(181, "sm90_four_128x112", k16Bit, 128, 112),
     // id, name, pixels for 32 filters
     beside_tile(167, "sm90_two_32x32x24", {32, 24}),
     // id, name, type, filters, pixels, options
@@ -96,8 +96,8 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
 constexpr Retired kRetired[] = {
     {2, 1},     {3, 4},     {5, 4},     {7, 1},     {9, 24},    {10, 1},    {11, 1},    {13, 1},    {14, 15},
     {18, 4},    {22, 23},   {25, 21},   {32, 33},   {37, 31},   {38, 34},   {39, 34},   {41, 40},   {46, 33},
-    {101, 113}, {102, 105}, {103, 113}, {104, 113}, {106, 105}, {107, 105}, {108, 105}, {109, 156}, {122, 121},
-    {123, 121}, {125, 124}, {132, 131}, {133, 113}, {134, 110}, {141, 157}, {142, 157}, {151, 152}, {159, 152},
-    {161, 155}, {162, 158}, {164, 165}, {168, 179}, {169, 174}, {170, 158}, {172, 157}};
+    {101, 113}, {102, 113}, {103, 113}, {104, 113}, {105, 113}, {106, 113}, {107, 113}, {108, 113}, {109, 156},
+    {122, 121}, {123, 121}, {124, 126}, {125, 126}, {132, 131}, {133, 113}, {134, 110}, {141, 157}, {142, 157},
+    {151, 152}, {159, 152}, {161, 155}, {162, 158}, {164, 165}, {168, 179}, {169, 174}, {170, 158}, {172, 157}};
 
 }  // namespace cutefuse::concat_conv

@@ -194,9 +194,9 @@ double loop_clocks(Sm90Tile const &tile, Problem const &p) {
     // The missing block of two is filled with zeros, which takes longer than loading it.
     bool const missing = ceil_div(p.C[i], kChannelBlock) % 2 == 1;
     double const loads = tile.pairs ? 4 * (taps + (missing ? kFilled * p.R * p.S : 0.0)) : k_steps;
-    double const least = tile.halo                   ? ceil_div(p.C[i], halo_channels(tile)) * taps_each * tap
-                         : in_turn && p.R * p.S == 1 ? taps * kTurn
-                                                     : 0.0;
+    double const least = tile.halo                             ? ceil_div(p.C[i], halo_channels(tile)) * taps_each * tap
+                         : takes_turns(tile) && p.R * p.S == 1 ? taps * kTurn
+                                                               : 0.0;
     clocks += std::max({k_steps * multiply, loads * load, least}) + taps * (rewrite + kBetween);
     if (tile.type_bytes == 1 && i > 0 && p.scale[i] != p.scale[i - 1]) clocks += rescale_clocks(tile, p);
   }
@@ -216,6 +216,19 @@ double epilogue_clocks(Sm90Tile const &tile, Problem const &p, double waves) {
   return area * (last - kPlain * empty * (1 - 1 / waves));
 }
 
+// Clocks of all tiles of one block whose four warpgroups take turns. What is not products, a turn's waits and stores,
+// runs beside the products of the others, and costs every tile the same; exponentials cost what each output does.
+// calibration/four.py fits it.
+double four_clocks(Sm90Tile const &tile, Problem const &p, double loop, double waves) {
+  constexpr double kTile = 1500;         // of each tile
+  constexpr double kExponential = 4700;  // of 128 x 256 outputs
+  constexpr double kNext = 125;          // from a turn's last k-tile to the next turn's first
+  constexpr double kLast = 0.3;          // of the last tile's exponentials, which nothing hides
+  double const area = tile.filters * tile.pixels() / 32768.0, turns = 256.0 / tile.filters;
+  double const finish = exponential(p.activation) ? kExponential * area : 0;
+  return waves * std::max(loop + kNext, (loop + finish + kTile) / turns) + kLast * finish;
+}
+
 double tiles_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
   double const loop = loop_clocks(tile, p);
   double const clusters = double(pixel_tiles(tile, p)) * ceil_div(filter_tiles(tile, p), tile.cluster_f);
@@ -226,6 +239,7 @@ double tiles_clocks(Sm90Tile const &tile, Problem const &p, int sm_count) {
     double const late = 1.3 * epilogue;
     return waves > 1 ? waves * std::max(loop + 200, (loop + late) / 2) + late : loop + late;
   }
+  if (tile.schedule == Sm90Schedule::kFour) return four_clocks(tile, p, loop, waves);
   return waves * (loop + epilogue);
 }
 
@@ -321,12 +335,12 @@ double sm90_us(Sm90Tile const &row, Problem const &problem, int sm_count) {
   // First loads and last stores, in us. A patch's pixels and filters are loaded by two warps; one of pairs is twice as
   // large.
   constexpr double kSmallEnds = 1.12, kRowsEnds = 3.77, kPatchEnds = 2.0, kPairEnds = 2.2, kTurnEnds = 2.4, kEnds = 2.6;
-  double const ends = small                                      ? kSmallEnds
-                      : keeps_filters(tile)                      ? kRowsEnds
-                      : tile.beside > 1                          ? kPairEnds
-                      : tile.halo                                ? kPatchEnds
-                      : tile.schedule == Sm90Schedule::kPingPong ? kTurnEnds
-                                                                 : kEnds;
+  double const ends = small                 ? kSmallEnds
+                      : keeps_filters(tile) ? kRowsEnds
+                      : tile.beside > 1     ? kPairEnds
+                      : tile.halo           ? kPatchEnds
+                      : takes_turns(tile)   ? kTurnEnds
+                                            : kEnds;
   // The two overlap, but not completely. Not std::hypot: a wheel would need glibc 2.35 for it.
   double const computing = small                 ? small_us(tile, p, splits, sm_count, room)
                            : keeps_filters(tile) ? rows_clocks(tile, p, sm_count) / kClocksPerUs

@@ -46,6 +46,7 @@ struct Sm90Halo : Sm90Numbers<Element_> {
   static_assert(kN % kStoreRows == 0 && kWidth <= 256);
   static_assert(kHalves ? !Sm90Numbers<Element>::kScaled && !kDirect : kFilters * kPixelGroups == 64 * kConsumers);
 
+  static constexpr int kThreads = kSm90Threads;
   static constexpr int kRegionBytes = halo_region_bytes(kFilters, kPixelsA, kPixelsB, int(sizeof(Element)));
 
   struct SharedStorage {
@@ -210,7 +211,7 @@ CUTE_DEVICE void add_halves(float const (&acc)[2 * kCount], float (&sums)[kCount
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_halo(Sm90Params const __grid_constant__ params) {
+__global__ void __launch_bounds__(Traits::kThreads, 1) conv_sm90_halo(Sm90Params const __grid_constant__ params) {
 #if CUTEFUSE_SM90A
   using Element = typename Traits::Element;
   constexpr int kFilters = Traits::kFilters, kChannels = Traits::kChannels, kN = Traits::kN;

@@ -1,6 +1,6 @@
 // Convolution on Hopper, general path: TMA brings every k-tile of pixels as an im2col (or plain) box of its source, for
 // any stride, dilation and padding that such a box can express. Warp-specialised and persistent: one warp loads, two
-// warpgroups multiply.
+// or four warpgroups multiply.
 #pragma once
 
 #include "conv/sm90/joined.cuh"
@@ -22,14 +22,17 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr bool kPairs = kPairs_;          // a k-tile is two blocks of channels
   static constexpr bool kPixelRows = kPixelRows_;  // pixels are wgmma's rows: pixel_rows.cuh
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kChannelBlock * (kPairs ? 2 : 1);
-  static constexpr bool kPingPong = kSchedule == Sm90Schedule::kPingPong, kPreActivated = kPre;
-  // Every thread is launched with 168 registers, which the warpgroups divide anew. Up to 192 of a consumer's hold sums
+  static constexpr bool kFour = kSchedule == Sm90Schedule::kFour, kPreActivated = kPre;
+  static constexpr bool kPingPong = kFour || kSchedule == Sm90Schedule::kPingPong;  // warpgroups take turns
+  // Warpgroups that multiply. Four need no more registers than each thread is launched with.
+  static constexpr int kWarpgroups = kFour ? 4 : kConsumers, kThreads = kFour ? 4 * 128 + 32 : kSm90Threads;
+  // Two divide the registers, of which every thread is launched with 168, anew. Up to 192 of a consumer's hold sums
   // where consumers take turns. Where the producer's other warps rewrite pixels they need more registers, and up to 160
   // of a consumer's hold sums.
   static constexpr bool kManyRegisters = kPingPong || Sm90Numbers<Element>::kScaled;
   static constexpr int kProducerRegisters = kPre ? 72 : kManyRegisters ? 40 : 56;
   static constexpr int kConsumerRegisters = kPre ? 216 : kManyRegisters ? 232 : 224;
-  static constexpr int kReaders = kPingPong ? 1 : kConsumers;  // warpgroups that work on one tile
+  static constexpr int kReaders = kFour ? kFilters / 64 : kPingPong ? 1 : kConsumers;  // warpgroups of one tile
   static constexpr int kPixelGroups =
       kFilters == 64 && !kPixelRows ? kReaders : 1;  // of them side by side along the pixels
   static constexpr int kRows = kPixelRows ? kPixels : kFilters;
@@ -53,13 +56,13 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr int kStagings = kN / kStoreRows / (kN == 256 ? 2 : 1);
   static constexpr int kStagingElements = kPixelRows ? 0 : kStagings * kStoreRows * kStoreColumns;
   static constexpr int kStages =
-      cute::min(1024 / kPixelBytes, (kSharedBytes - 1024 - kConsumers * kStagingElements * int(sizeof(Output))) /
+      cute::min(1024 / kPixelBytes, (kSharedBytes - 1024 - kWarpgroups * kStagingElements * int(sizeof(Output))) /
                                         (kStageBytes + kVectors * int(sizeof(Element))));
 
   struct SharedStorage {
     alignas(1024) Element x[kStages][kPixels * kChannels];   // (pixel,channel), rows of 128 or 64 bytes, so swizzled
     alignas(1024) Element w[kStages][kFilters * kChannels];  // (filter,channel), likewise; see StageRows
-    alignas(1024) Output y[kConsumers][kPixelRows ? 1 : kStagingElements];
+    alignas(1024) Output y[kWarpgroups][kPixelRows ? 1 : kStagingElements];
     alignas(16) Element vectors[kPreActivated ? kStages : 1][kPreActivated ? kVectors : 16];
     alignas(8) uint64_t full[kStages], empty[kStages];
     uint64_t ready[kPreActivated ? kStages : 1];
@@ -288,33 +291,35 @@ CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params 
   }
 }
 
-// For short reductions, such as 1x1 filters: each warpgroup has whole tiles of its own, and the two take turns at the
-// tensor cores, so that one stores its outputs while the other multiplies. One ring serves both, whose tiles follow
-// each other in it.
+// For short reductions, such as 1x1 filters: each warpgroup, or pair of them, has whole tiles of its own, and they take
+// turns at the tensor cores, so that some store their outputs while others multiply. One ring serves all, whose tiles
+// follow each other in it.
 template <class Traits>
 CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params const &params, ClusterPlace const &place,
                             int consumer) {
   constexpr int kN = Traits::kN, kRowTiles = Traits::kRowTiles;
-  int const my_turn = kConsumers + consumer, other_turn = kConsumers + (consumer ^ 1);
+  constexpr int kReaders = Traits::kReaders, kTurns = Traits::kWarpgroups / kReaders, kMeeting = 2 * kReaders * 128;
+  int const turn = consumer / kReaders, row = consumer % kReaders * 64;
+  int const my_turn = Traits::kWarpgroups + turn, next_turn = Traits::kWarpgroups + (turn + 1) % kTurns;
   Release const release(place);
   Ring ring(Traits::kStages);
-  ring.skip(consumer * params.k_tiles);
-  for (int tile = place.first_tile + consumer * place.clusters; tile < place.tiles; tile += 2 * place.clusters) {
-    // Wait until the other warpgroup has waited for all k-tiles of its tile: a barrier's parity cannot tell this
-    // warpgroup's fillings of a stage from those two earlier.
-    if (tile != place.first_tile) cutlass::arch::NamedBarrier::sync(2 * 128, my_turn);
+  ring.skip(turn * params.k_tiles);
+  for (int tile = place.first_tile + turn * place.clusters; tile < place.tiles; tile += kTurns * place.clusters) {
+    // Wait until the turn before has waited for all k-tiles of its tile: a barrier's parity cannot tell this turn's
+    // fillings of a stage from those two earlier.
+    if (tile != place.first_tile) cutlass::arch::NamedBarrier::sync(kMeeting, my_turn);
     typename Traits::Sum acc[kRowTiles][kN / 2];
-    main_loop<Traits>(acc, ring, shared, params, release, 0, 0);
-    if (tile + place.clusters < place.tiles) cutlass::arch::NamedBarrier::arrive(2 * 128, other_turn);
+    main_loop<Traits>(acc, ring, shared, params, release, row, 0);
+    if (tile + place.clusters < place.tiles) cutlass::arch::NamedBarrier::arrive(kMeeting, next_turn);
     finish_loop<Traits>(acc, ring, shared, release);
     lower_sums(acc, params);
 
     int const same = opaque(tile);  // so that the place is computed here, not kept in registers through the main loop
     int const tile_f = place.tile_f(same), first = place.first_pixel<Traits::kPixels>(same, params);
-    constexpr bool kBesideLoop = kRowTiles > 1;  // tiles of 64 filters have 256 pixels, and would spill
+    constexpr bool kBesideLoop = kRowTiles > 1;  // 64 filters of 256 pixels would spill; four warpgroups hide more
     CUTE_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
-      TileFilters const filters(params, tile_f, Traits::kFilters, Traits::kPixelRows ? 0 : 64 * m);
+      TileFilters const filters(params, tile_f, Traits::kFilters, Traits::kPixelRows ? 0 : row + 64 * m);
       if constexpr (Traits::kPixelRows) {
         store_rows<typename Traits::Output>(acc[m], params, filters, first + 64 * m);
         continue;
@@ -325,12 +330,12 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
       store_tile<Traits, kRowTiles, kBesideLoop>(acc[m], Pair<Traits>(params, filters), params.problem.activation,
                                                  params, shared.y[consumer], consumer, store);
     }
-    ring.skip(params.k_tiles);  // the other warpgroup's
+    ring.skip((kTurns - 1) * params.k_tiles);  // those of the other turns
   }
 }
 
 template <class Traits>
-__global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_im2col(Sm90Params const __grid_constant__ params) {
+__global__ void __launch_bounds__(Traits::kThreads, 1) conv_sm90_im2col(Sm90Params const __grid_constant__ params) {
 #if CUTEFUSE_SM90A
   extern __shared__ __align__(1024) unsigned char raw[];
   auto &shared = *reinterpret_cast<typename Traits::SharedStorage *>(raw);
@@ -342,8 +347,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_im2col(Sm90Params c
   cluster_sync();
   let_next_kernel_start();
 
-  if (warpgroup < kConsumers) {  // see conv_sm90_small: the producer's code comes first
-    cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
+  if (warpgroup < Traits::kWarpgroups) {  // see conv_sm90_small: the producer's code comes first
+    if constexpr (!Traits::kFour) cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
     wait_for_previous_kernel();
     if constexpr (Traits::kPingPong) {
       take_turns<Traits>(shared, params, place, warpgroup);
@@ -352,8 +357,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) conv_sm90_im2col(Sm90Params c
     }
     if (threadIdx.x % 128 == 0) tma_store_wait<0>();
   } else {
-    cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();
-    if (cutlass::canonical_warp_idx_sync() == 4 * kConsumers && is_elected()) {
+    if constexpr (!Traits::kFour) cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();
+    if (cutlass::canonical_warp_idx_sync() == 4 * Traits::kWarpgroups && is_elected()) {
       fill_ring<Traits>(shared, params, place, 0, params.k_tiles);
     }
     if constexpr (Traits::kPreActivated) {

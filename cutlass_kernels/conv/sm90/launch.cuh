@@ -10,7 +10,7 @@ namespace cutefuse::conv {
 
 template <class Traits>
 Kernels sm90_kernels(void (*kernel)(Sm90Params)) {
-  return {{reinterpret_cast<void const *>(kernel), kSm90Threads, sizeof(typename Traits::SharedStorage)}, {}};
+  return {{reinterpret_cast<void const *>(kernel), Traits::kThreads, sizeof(typename Traits::SharedStorage)}, {}};
 }
 
 // The kernel of row kIndex of an operator's table, if the group has one.

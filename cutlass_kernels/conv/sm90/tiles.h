@@ -12,12 +12,15 @@ namespace cutefuse::conv {
 enum class Sm90Schedule {
   kCooperative,  // two warpgroups on one tile; with 64 filters they split the pixels, with 128 the filters
   kPingPong,     // each warpgroup has tiles of its own: one multiplies while the other stores
+  // Likewise with four warpgroups of 64 filters each: of 128 filters two share a tile. For outputs that take longer to
+  // be finished and stored than to be multiplied.
+  kFour,
   // small.cuh: small blocks, of which several share a multiprocessor; those of a cluster may divide the reduction
   kSmall,
 };
 
-// A block computes tiles of `filters` x (pixels_a x pixels_b) outputs with two consumer warpgroups; blocks of small
-// tiles have one for every 64 filters.
+// A block computes tiles of `filters` x (pixels_a x pixels_b) outputs with two consumer warpgroups, or four (kFour);
+// blocks of small tiles have one for every 64 filters.
 struct Sm90Tile {
   int id;
   char const *name;
@@ -35,8 +38,7 @@ struct Sm90Tile {
   int beside;          // halo: 2 if two neighbouring pixels share wgmma's 64 rows (beside.cuh); else 1
   constexpr int pixels() const { return pixels_a * pixels_b; }
   constexpr int pixels_per_warpgroup() const {
-    bool const whole = schedule == Sm90Schedule::kPingPong || schedule == Sm90Schedule::kSmall;
-    return filters == 64 && !whole ? pixels() / 2 : pixels();
+    return filters == 64 && schedule == Sm90Schedule::kCooperative ? pixels() / 2 : pixels();
   }
   // Of a small tile: wgmma's rows, 64 of each warpgroup, and its width.
   constexpr int rows() const { return pixel_rows ? pixels() : filters; }
@@ -67,6 +69,13 @@ constexpr Sm90Tile pingpong_tile(int id, char const *name, TypeSize type, int fi
                                  unsigned options = 0) {
   Sm90Tile tile = im2col_tile(id, name, type, filters, pixels, options);
   tile.schedule = Sm90Schedule::kPingPong;
+  return tile;
+}
+
+// Four warpgroups take turns, alone or in pairs.
+constexpr Sm90Tile four_tile(int id, char const *name, TypeSize type, int filters, int pixels) {
+  Sm90Tile tile = im2col_tile(id, name, type, filters, pixels);
+  tile.schedule = Sm90Schedule::kFour;
   return tile;
 }
 
@@ -128,11 +137,16 @@ constexpr int sm90_store_rows(int pixels_per_warpgroup) {
   return rows % 64 == 0 ? 64 : rows % 40 == 0 ? 40 : rows % 104 == 0 ? 104 : rows;
 }
 
+// Whether warpgroups have tiles of their own.
+constexpr bool takes_turns(Sm90Tile const &tile) {
+  return tile.schedule == Sm90Schedule::kPingPong || tile.schedule == Sm90Schedule::kFour;
+}
+
 constexpr Config config_of(Sm90Tile const &tile) {
-  char const *const kind = tile.halo                                  ? "halo"
-                           : tile.schedule == Sm90Schedule::kPingPong ? "pingpong"
-                           : tile.schedule == Sm90Schedule::kSmall    ? "small"
-                                                                      : "im2col";
+  char const *const kind = tile.halo                               ? "halo"
+                           : takes_turns(tile)                     ? "pingpong"
+                           : tile.schedule == Sm90Schedule::kSmall ? "small"
+                                                                   : "im2col";
   std::uint32_t const types = tile.type_bytes == 1   ? kQuantisedTypes
                               : tile.type_bytes == 2 ? kHalfTypes
                                                      : bit_of(Type::kFloat32);
@@ -143,12 +157,11 @@ constexpr Group group_of(Sm90Tile const &tile) {
   return tile.schedule == Sm90Schedule::kSmall ? Group::kSmall : Group::kHopper;
 }
 
-// Whether the tile adds a residual, which the Hopper path calls a shortcut. A ring that two warpgroups read in turn has
-// no slots for it. Small tiles for enlarged sources would spill, and so would wide tiles whose pixels are rows.
+// Whether the tile adds a residual, which the Hopper path calls a shortcut. A ring that warpgroups read in turn has no
+// slots for it. Small tiles for enlarged sources would spill, and so would wide tiles whose pixels are rows.
 constexpr int kWidestWithShortcut = 160;
 constexpr bool adds_shortcut(Sm90Tile const &tile) {
-  return tile.schedule != Sm90Schedule::kPingPong && !tile.enlarges &&
-         !(tile.pixel_rows && tile.filters > kWidestWithShortcut);
+  return !takes_turns(tile) && !tile.enlarges && !(tile.pixel_rows && tile.filters > kWidestWithShortcut);
 }
 
 // Channels of a k-tile of filters. TMA takes as long over rows of 64 bytes as over rows of 128, and a patch's tap takes
