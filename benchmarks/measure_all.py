@@ -47,6 +47,7 @@ STEPS = {
     "forms_float32": Step("concat_conv_forms.py", ["--dtype", "float32"], 60),
     "pre_activation": Step("pre_activation.py", [], 60, json=""),
     "depthwise": Step("depthwise.py", ["--cold"], 60, json=""),
+    "windows": Step("windows.py", [], 120),
     "int8": Step("quant_concat_conv.py", [], 60),
     "float8": Step("quant_concat_conv.py", ["--dtype", "float8_e4m3fn"], 60),
     "int8_small": Step("quant_concat_conv.py", ["--set", "latency", "--warm"], 40),
