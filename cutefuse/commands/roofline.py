@@ -9,12 +9,11 @@ from typing import Any
 from cutefuse import table
 from cutefuse.errors import CutefuseError, command_line
 from cutefuse.output import add_json, json_alone, write_json
-from cutefuse.report.draw.pages import write_llm_page
-from cutefuse.roofline.intensity import DTYPE_BITS
+from cutefuse.report.draw.page import write_llm_page
 from cutefuse.roofline.layers import Layer, common_layers, conv_from, layer_view, matmul_from
 from cutefuse.roofline.llm import MODELS, llm_view, transformer_from
 from cutefuse.roofline.measure import peaks_for
-from cutefuse.roofline.peaks import Peaks, boards
+from cutefuse.roofline.peaks import DTYPE_BITS, Peaks, boards
 
 DEFAULTS = {"batch": 1, "context": 1024, "weights": "FP16", "kv": "FP16", "dtype": "FP16"}
 

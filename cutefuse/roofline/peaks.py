@@ -13,10 +13,15 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cutefuse.errors import CutefuseError
 
+# bits of one element
+DTYPE_BITS = {
+    "FP64": 64, "FP32": 32, "TF32": 32, "FP16": 16, "BF16": 16, "FP8": 8, "FP4": 4, "INT64": 64, "INT32": 32,
+    "INT16": 16, "INT8": 8, "INT4": 4, "UINT8": 8, "BOOL": 8, "E8M0": 8,
+}  # fmt: skip
 # compute capability -> fused multiply-adds per multiprocessor and clock, dense
 _FMA_PER_CLOCK: dict[str, dict[str, int]] = {
     "7.0": {"FP32": 64, "FP16": 512, "INT8": 256},
@@ -37,7 +42,8 @@ _WIDER = {
 }  # fmt: skip
 
 
-class Roof(NamedTuple):
+@dataclass(frozen=True)
+class Roof:
     """What a device allows for some work: `intensity`, `ridge` in FLOP per byte, `bound` "memory" or "compute"."""
 
     intensity: float

@@ -132,11 +132,8 @@ _row_norm_backward = torch.library.custom_op(
 
 
 @_row_norm_backward.register_fake
-def _(
-    dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor | None, rstd: Tensor,
-    bias_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _gradients(x, weight, bias_dtype)
+def _(_dy: Tensor, _dsum: Tensor | None, x: Tensor, weight: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _gradients(x, weight, rest[-1])
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

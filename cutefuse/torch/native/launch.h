@@ -44,7 +44,7 @@ struct Operands {
 struct Library {
   char const *(*run)(void const *plan, Operands const *operands);
   std::int32_t (*current_stream)(std::int32_t device, void **stream);
-  PyObject *python;  // compiled.InPython: plans, and the operators on types that no kernel takes
+  PyObject *python;  // `loaded.python` of compiled.py: plans, and the operators on types that no kernel takes
   int generation;    // counts the libraries that were handed over: plans of another one are no good
 };
 inline Library library{};

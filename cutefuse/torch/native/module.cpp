@@ -66,7 +66,7 @@ PyMethodDef methods[] = {
 // -------------------------------------------------------------------------------------------------------- registration
 
 // Takes over the operators for tensors of a device ("cuda"; tests take "cpu"). run, current_stream: addresses of
-// cutefuse_run and of PyTorch's aoti_torch_get_current_cuda_stream. python: a compiled.InPython, which stays for good.
+// cutefuse_run and of PyTorch's aoti_torch_get_current_cuda_stream. python: `loaded.python` of compiled.py, which stays for good.
 void enable(std::string const &device, std::uintptr_t run, std::uintptr_t current_stream, pybind11::object python) {
   at::DeviceType const type = c10::Device(device).type();
   library = {reinterpret_cast<decltype(Library::run)>(run),
