@@ -164,7 +164,8 @@ def compare_json(comparison: Comparison) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compare_terminal(comparison: Comparison, limit: int = 12) -> str:
+def compare_terminal(comparison: Comparison) -> str:
+    """A few lines for the terminal: headline, what became of the copies, the rows that changed most."""
     first, last = comparison.engines[0], comparison.engines[-1]
     lines = [f"{comparison.titles[0]} → {comparison.titles[-1]}"]
     if comparison.latency_speedup:
@@ -175,7 +176,7 @@ def compare_terminal(comparison: Comparison, limit: int = 12) -> str:
     if not comparison.timed:
         heads = ("first MB", "last MB", "change", "what the copies at these layers move")
     cells = []
-    for row in comparison.rows[:limit]:
+    for row in comparison.rows[:12]:
         if comparison.timed:
             ends, change = (row.times_us[0], row.times_us[-1]), row.saved_us
         else:
