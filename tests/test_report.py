@@ -332,6 +332,15 @@ def test_the_svg_file_names_formats_on_its_edges(tmp_path: Path) -> None:
     )
 
 
+def test_the_svg_file_defines_each_colour_that_it_uses(tmp_path: Path) -> None:
+    write(ef.write_pair(tmp_path)[1], tmp_path, quiet=True)
+    text = (tmp_path / "net.cutefuse.onnx.engine.graph.json.svg").read_text()
+    style = text[: text.index("</style>")]
+    used, defined = set(re.findall(r"var\((--[\w-]+)\)", text)), set(re.findall(r"(--[\w-]+):(#[0-9a-f]+);", style))
+    assert len(used) >= 12 and used <= {name for name, _ in defined}
+    assert len(defined) == len({name for name, _ in defined}) and "light-dark" not in text  # which few viewers know
+
+
 def placed(path: Path) -> list[tuple[str, float, float, float]]:
     """Texts of the labels between layers: text, left, right, base line; widths of a wide font."""
     found = []
