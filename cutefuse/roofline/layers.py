@@ -31,11 +31,6 @@ class Layer:
     def size_bytes(self) -> float:
         return self.elements * DTYPE_BITS[self.dtype] / 8
 
-    @property
-    def intensity(self) -> float:
-        """FLOP per byte."""
-        return self.flops / self.size_bytes
-
 
 def matmul(m: int, k: int, n: int, batch: int = 1, *, dtype: str = "FP16", name: str = "") -> Layer:
     """[m, k] x [k, n] -> [m, n], `batch` times: 2*m*k*n operations over m*k + k*n + m*n elements each."""
