@@ -18,11 +18,12 @@ import pytest
 
 from cutefuse.commands.compare import main as compare_main
 from cutefuse.commands.report import main
+from cutefuse.engines.tensors import tensor_of
 from cutefuse.report.analyse.compare import compare
 from cutefuse.report.analyse.findings import Finding
 from cutefuse.report.analyse.tables import analyse
 from cutefuse.report.draw.layout import NODE_HEIGHT, NODE_WIDTH, layout
-from cutefuse.report.read.graph import edges, memory_profile
+from cutefuse.report.read.graph import Edge, edges, memory_profile
 from cutefuse.report.read.reader import find_engines, read_engine
 from cutefuse.report.write import write, write_compare
 from cutefuse.roofline.peaks import by_device
@@ -310,6 +311,16 @@ def test_no_two_layers_overlap_and_edges_go_down(folder: str) -> None:
         if edge.source >= 0 and edge.target >= 0:
             assert points[0][1] == drawing.y[edge.source] + NODE_HEIGHT and points[-1][1] == drawing.y[edge.target]
             assert all(b[1] >= a[1] for a, b in zip(points, points[1:], strict=False))
+
+
+def test_a_layer_that_nothing_feeds_stands_just_above_its_first_reader() -> None:
+    """0 -> 1 -> 2 -> 4 -> 5; 3 feeds 4 and 5; 6 is alone and stays at the top."""
+    tensor = tensor_of(ef.tensor("t", [1, 8, 4, 4]))
+    assert tensor is not None
+    links = [Edge(a, b, tensor) for a, b in ((0, 1), (1, 2), (2, 4), (3, 5), (3, 4), (4, 5))]
+    tops = layout(7, links).y
+    step = tops[1] - tops[0]
+    assert step > NODE_HEIGHT and [round((y - tops[0]) / step) for y in tops] == [0, 1, 2, 2, 3, 4, 0]
 
 
 def test_cycles_and_in_place_tensors_are_drawn(tmp_path: Path) -> None:
