@@ -100,6 +100,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON; other lines go to stderr")
 
 
+def parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments of a command, `json` among them."""
+    add_json(parser)
+    return parser.parse_args(argv)
+
+
 def whole_number(text: str) -> int:
     """The value of an option that takes 0, 1, 2, ..., as a seed does."""
     if not text.isdecimal():

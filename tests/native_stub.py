@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,7 +106,9 @@ def on_cpu(extension: Any) -> Iterator[Stub]:
     """The extension in place of the CPU's operators, and afterwards all as it was."""
     stub, before = Stub(), vars(compiled.loaded).copy()
     assert compiled.loaded.python is not None
-    python = replace(compiled.loaded.python, plan_norm=stub.plan_norm, plan_conv=stub.plan_conv)
+    python = SimpleNamespace(
+        **vars(compiled.loaded.python) | {"plan_norm": stub.plan_norm, "plan_conv": stub.plan_conv}
+    )
     addresses = [compiled.address_of(f) for f in (stub._run, stub._stream)]
     try:
         compiled.enable(extension, "cpu", *addresses, python)

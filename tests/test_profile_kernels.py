@@ -12,7 +12,7 @@ from cutefuse.commands.profile_kernels import main
 from cutefuse.errors import CutefuseError
 from cutefuse.profilers.kernels import ncu as nsight
 from cutefuse.profilers.kernels.cases import Problem, case_call
-from cutefuse.profilers.kernels.metrics import METRICS, PANELS
+from cutefuse.profilers.kernels.metrics import METRICS, PANELS, side_by_side
 from cutefuse.profilers.kernels.ncu import Run, command_line, kernels_of, read_csv
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -57,6 +57,15 @@ def test_two_variants_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureF
     assert lines["compute throughput %"][-3:-1] == [f"{(5 * 9 + 50 * 13) / 22:.1f}", "61.0"]
     saved = json.loads((tmp_path / "out" / "kernels.json").read_text())
     assert [len(v["kernels"]) for v in saved] == [2, 1]
+
+
+def test_one_variant_has_no_ratio_and_no_panel_without_figures(tmp_path: Path) -> None:
+    kernels = kernels_of(read_csv(FAST, "a"))
+    lines = side_by_side([("fast", kernels)]).splitlines()
+    assert lines[0].split() == ["fast"] and "×" not in "".join(lines)
+    panels = [line for line in lines if line in PANELS]
+    assert panels == ["speed of light", "memory"]
+    assert len({len(line) for line in lines if line.startswith("  ")} | {len(lines[0])}) == 1  # figures end together
 
 
 @pytest.fixture

@@ -18,11 +18,12 @@ import pytest
 
 from cutefuse.commands.compare import main as compare_main
 from cutefuse.commands.report import main
+from cutefuse.engines.tensors import tensor_of
 from cutefuse.report.analyse.compare import compare
 from cutefuse.report.analyse.findings import Finding
 from cutefuse.report.analyse.tables import analyse
 from cutefuse.report.draw.layout import NODE_HEIGHT, NODE_WIDTH, layout
-from cutefuse.report.read.graph import edges, memory_profile
+from cutefuse.report.read.graph import Edge, edges, memory_profile
 from cutefuse.report.read.reader import find_engines, read_engine
 from cutefuse.report.write import write, write_compare
 from cutefuse.roofline.peaks import by_device
@@ -312,6 +313,16 @@ def test_no_two_layers_overlap_and_edges_go_down(folder: str) -> None:
             assert all(b[1] >= a[1] for a, b in zip(points, points[1:], strict=False))
 
 
+def test_a_layer_that_nothing_feeds_stands_just_above_its_first_reader() -> None:
+    """0 -> 1 -> 2 -> 4 -> 5; 3 feeds 4 and 5; 6 is alone and stays at the top."""
+    tensor = tensor_of(ef.tensor("t", [1, 8, 4, 4]))
+    assert tensor is not None
+    links = [Edge(a, b, tensor) for a, b in ((0, 1), (1, 2), (2, 4), (3, 5), (3, 4), (4, 5))]
+    tops = layout(7, links).y
+    step = tops[1] - tops[0]
+    assert step > NODE_HEIGHT and [round((y - tops[0]) / step) for y in tops] == [0, 1, 2, 2, 3, 4, 0]
+
+
 def test_cycles_and_in_place_tensors_are_drawn(tmp_path: Path) -> None:
     t = [1, 8, 4, 4]
     loop = [
@@ -330,6 +341,15 @@ def test_the_svg_file_names_formats_on_its_edges(tmp_path: Path) -> None:
     assert (
         "FP16 HWC8 1×64×64×64" in text and "32.0 µs" in text and "CuteConcatConv2Relu" not in text.split("</style>")[0]
     )
+
+
+def test_the_svg_file_defines_each_colour_that_it_uses(tmp_path: Path) -> None:
+    write(ef.write_pair(tmp_path)[1], tmp_path, quiet=True)
+    text = (tmp_path / "net.cutefuse.onnx.engine.graph.json.svg").read_text()
+    style = text[: text.index("</style>")]
+    used, defined = set(re.findall(r"var\((--[\w-]+)\)", text)), set(re.findall(r"(--[\w-]+):(#[0-9a-f]+);", style))
+    assert len(used) >= 12 and used <= {name for name, _ in defined}
+    assert len(defined) == len({name for name, _ in defined}) and "light-dark" not in text  # which few viewers know
 
 
 def placed(path: Path) -> list[tuple[str, float, float, float]]:

@@ -43,5 +43,5 @@ def tables(found: Mapping[str, Sequence[Kernel]], pair: Sequence[str] | None = N
     for norm in NORMS:
         columns = [(label(name), kernels) for name, kernels in found.items() if norm_of(name) == norm]
         if columns:
-            parts.append(f"{norm}\n{side_by_side(columns, width=11)}")
+            parts.append(f"{norm}\n{side_by_side(columns)}")
     return "\n\n".join(parts)

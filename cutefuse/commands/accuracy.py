@@ -13,7 +13,7 @@ import cutefuse
 from cutefuse.engines.inputs import parse_shapes
 from cutefuse.errors import CutefuseError, VerificationError, command_line
 from cutefuse.graph.store import load_model
-from cutefuse.output import add_json, json_alone, whole_number
+from cutefuse.output import json_alone, parsed, whole_number
 
 
 def require(package: str) -> None:
@@ -86,8 +86,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rtol", type=float, default=1e-2, help="relative tolerance (1e-2: float16 and TF32)")
     parser.add_argument("--atol", type=float, default=1e-2, help="absolute tolerance")
     parser.add_argument("--seed", type=whole_number, default=0)
-    add_json(parser)
-    args = parser.parse_args(argv)
+    args = parsed(parser, argv)
     given = parse_shapes(",".join(args.shapes))
     with json_alone(args.json) as show:
         equal = compare(args.engine, args.reference, args.rtol, args.atol, args.seed, given)

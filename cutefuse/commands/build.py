@@ -92,12 +92,8 @@ def target_options(args: argparse.Namespace, allow_onnxruntime: bool = False) ->
 def add_engine_arguments(parser: argparse.ArgumentParser, backends: tuple[str, ...]) -> None:
     """Options that `build` and `process` share."""
     parser.add_argument("--backend", choices=backends, default="auto", help="what builds and runs the engine (auto)")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        metavar="S",
-        help="end trtexec, or the process of TensorRT for RTX, after this many seconds",
-    )
+    parser.add_argument("--timeout", type=float, metavar="S",
+                        help="end trtexec, or the process of TensorRT for RTX, after this many seconds")  # fmt: skip
     parser.add_argument("--sm", type=whole_number, metavar="89", help="compute capability for rtx (this GPU's, or 89)")
     parser.add_argument("--gpu", metavar="NAME", help="GPU that rtx builds for, as 'RTX 4090', instead of --sm")
     parser.add_argument("--no-plugins", action="store_true", help="build fused nodes from their function bodies")

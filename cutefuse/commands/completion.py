@@ -13,7 +13,7 @@ import argparse
 
 from cutefuse.cli import COMMANDS
 from cutefuse.errors import command_line
-from cutefuse.output import add_json, json_alone
+from cutefuse.output import json_alone, parsed
 
 _BASH = """declare -A _cutefuse_options
 _cutefuse() {{
@@ -60,8 +60,7 @@ def main(argv: list[str] | None = None) -> None:
         prog="cutefuse completion", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("shell", choices=sorted(SHELLS), help="the shell that will read the script")
-    add_json(parser)
-    args = parser.parse_args(argv)
+    args = parsed(parser, argv)
     script = SHELLS[args.shell].format(commands=" ".join(COMMANDS))
     with json_alone(args.json) as show:
         show({"shell": args.shell, "script": script})

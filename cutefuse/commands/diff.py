@@ -9,7 +9,7 @@ from pathlib import Path
 from cutefuse.errors import command_line
 from cutefuse.graph.diff import Change, compare
 from cutefuse.graph.store import load_model
-from cutefuse.output import add_json, json_alone
+from cutefuse.output import json_alone, parsed
 
 
 @command_line
@@ -17,8 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="cutefuse diff", description="Show what changed between two ONNX models.")
     p.add_argument("a", type=Path)
     p.add_argument("b", type=Path)
-    add_json(p)
-    args = p.parse_args(argv)
+    args = parsed(p, argv)
     changes = compare(load_model(args.a), load_model(args.b), args.a.parent, args.b.parent)
     with json_alone(args.json) as show:
         show(changes)

@@ -23,7 +23,7 @@ from cutefuse.graph import faults
 from cutefuse.graph.read import Graph
 from cutefuse.graph.store import load_model
 from cutefuse.operators.layouts import RTX, TENSORRT, strange
-from cutefuse.output import add_json, json_alone
+from cutefuse.output import json_alone, parsed
 from cutefuse.roofline.peaks import by_name
 from cutefuse.table import some
 
@@ -175,13 +175,13 @@ def check_package(name: str, advice: str) -> Finding:
         return Finding(name, OPTIONAL, "not installed", advice)
 
 
-def check_program(name: str, option: str, advice: str) -> Finding:
+def check_program(name: str, advice: str) -> Finding:
     """A program on PATH and the last line of its version message."""
     path = shutil.which(name)
     if path is None:
         return Finding(name, OPTIONAL, "not on PATH", advice)
     try:
-        done = subprocess.run([path, option], capture_output=True, text=True, timeout=30)
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding(name, MISSING, f"{path} does not start ({error})", advice)
     lines = (done.stdout + done.stderr).strip().splitlines()
@@ -196,9 +196,9 @@ def findings(model: Path | None = None) -> list[Finding]:
     found += check_layout(model) if model else []
     return [
         *found,
-        check_program("nvcc", "--version", "needed to build kernels only"),
-        check_program("ncu", "--version", "part of the CUDA toolkit; needed by `cutefuse profile-kernels` only"),
-        check_program("nsys", "--version", "Nsight Systems; used by `cutefuse profile-kernels --engine` where it is"),
+        check_program("nvcc", "needed to build kernels only"),
+        check_program("ncu", "part of the CUDA toolkit; needed by `cutefuse profile-kernels` only"),
+        check_program("nsys", "Nsight Systems; used by `cutefuse profile-kernels --engine` where it is"),
         check_package("onnx", "pip install onnx"),
         check_package("onnxruntime", "pip install onnxruntime (for --verify, and the embedded engine on the CPU)"),
         check_package("torch", "pip install torch (the embedded engine on a GPU, cutefuse.torch, profile-torch)"),
@@ -211,8 +211,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cutefuse doctor", description=__doc__)
     parser.add_argument("model", type=Path, nargs="?",
                         help="ONNX model; its nodes are named that reported faults of TensorRT concern")  # fmt: skip
-    add_json(parser)
-    args = parser.parse_args(argv)
+    args = parsed(parser, argv)
     with json_alone(args.json) as show:
         found = findings(args.model)
         show([asdict(f) for f in found])

@@ -6,8 +6,8 @@ The input is an ONNX model, an engine, or a folder of JSON files that were writt
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cutefuse.commands import build, next_step
@@ -19,6 +19,7 @@ from cutefuse.errors import CutefuseError, command_line
 from cutefuse.output import add_json, json_alone
 from cutefuse.report.write import write
 
+STEPS = ("build", "profile", "draw")
 _KNOWN = (".onnx", *SUFFIXES)
 _EMBEDDED = {
     "onnxruntime": "ONNX Runtime on the CPU is the embedded engine, its times are not those of a GPU",
@@ -26,15 +27,8 @@ _EMBEDDED = {
 }
 
 
-@dataclass(frozen=True)
-class Steps:
-    build: bool
-    profile: bool
-    draw: bool
-
-
-def process(source: Path, outdir: Path, options: Sequence[str], steps: Steps, how: engine.How) -> Path | None:
-    """Run the wanted steps; returns the path of the HTML page when one was drawn.
+def process(source: Path, outdir: Path, options: Sequence[str], steps: Collection[str], how: engine.How) -> Path | None:
+    """Run the steps that are wanted of STEPS; returns the path of the HTML page when one was drawn.
 
     Raises CutefuseError for an input that is missing or of no known kind, or when a step fails.
     """
@@ -56,18 +50,18 @@ def process(source: Path, outdir: Path, options: Sequence[str], steps: Steps, ho
         print(f"ONNX Runtime runs the function bodies of {count} fused nodes; TensorRT would run plugins")
     how = replace(how, backend=kind)
     # These load the model to profile it, and write all that building writes: it is loaded once for both.
-    at_once = kind == "onnxruntime" or (kind == "torch" and steps.profile)
+    at_once = kind == "onnxruntime" or (kind == "torch" and "profile" in steps)
     files = Artifacts.of(source, outdir)
-    if steps.build and is_model and not at_once:
+    if "build" in steps and is_model and not at_once:
         files = engine.build(source, outdir, options, how)
-    untimed = rtx.cannot_run() if kind == "rtx" and is_model and steps.build and not how.dry_run else None
-    if steps.profile and untimed:
+    untimed = rtx.cannot_run() if kind == "rtx" and is_model and "build" in steps and not how.dry_run else None
+    if "profile" in steps and untimed:
         print(f"not profiled: {untimed}")
         for old in (files.profile, files.timing, files.profile_metadata, files.profile_log):
             old.unlink(missing_ok=True)  # of an engine that was here before
-    elif steps.profile or (steps.build and kind == "onnxruntime"):
+    elif "profile" in steps or ("build" in steps and kind == "onnxruntime"):
         engine.profile(files.engine if is_model and not at_once else source, outdir, options, how)
-    return write(files.graph, outdir, source if is_model else None) if steps.draw and not how.dry_run else None
+    return write(files.graph, outdir, source if is_model else None) if "draw" in steps and not how.dry_run else None
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -81,9 +75,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--print-only", "--print_only", "--dry-run", action="store_true", help="print the commands only"
     )
-    parser.add_argument("-b", "--build-engine", "--build_engine", action="store_true", help="build the engine")
-    parser.add_argument("-p", "--profile-engine", "--profile_engine", action="store_true", help="profile the engine")
-    parser.add_argument("-d", "--draw-engine", "--draw_engine", action="store_true", help="draw graph and report")
+    for step, what in zip(STEPS, ("build the engine", "profile the engine", "draw graph and report"), strict=True):
+        names = (f"-{step[0]}", f"--{step}-engine", f"--{step}_engine")
+        parser.add_argument(*names, action="store_true", help=what)
     build.add_engine_arguments(parser, engine.BACKENDS)
     add_json(parser)
     return parser
@@ -94,8 +88,7 @@ def main(argv: list[str] | None = None) -> None:
     """`process_engine.py input outdir [trtexec options]`; without -b, -p, -d all three steps."""
     args, rest = make_parser().parse_known_intermixed_args(argv)
     build.end_on_sigterm()
-    every = not (args.build_engine or args.profile_engine or args.draw_engine)
-    steps = Steps(*(every or s for s in (args.build_engine, args.profile_engine, args.draw_engine)))
+    steps = [step for step in STEPS if getattr(args, f"{step}_engine")] or STEPS
     words = [*args.trtexec, *rest]
     if args.outdir and "=" in args.outdir.name:  # an option: the folder was left out
         words, args.outdir = [str(args.outdir), *words], None

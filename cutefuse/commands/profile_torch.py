@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.errors import CutefuseError, command_line
-from cutefuse.output import add_json, json_alone, make_folder, write_json
+from cutefuse.output import json_alone, make_folder, parsed, write_json
 from cutefuse.profilers.torch import sums, tables
 from cutefuse.profilers.torch.events import Event, on_device
 from cutefuse.profilers.torch.inputs import load, parse_inputs, prepare
@@ -34,8 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--iterations", type=int, default=10, help="profiled iterations (10)")
     parser.add_argument("--rows", type=int, default=15, help="rows of each table (15)")
     parser.add_argument("-o", "--outdir", type=Path, default=Path("torch_profile"), help="folder (torch_profile)")
-    add_json(parser)
-    args = parser.parse_args(argv)
+    args = parsed(parser, argv)
     for option, value in (("--iterations", args.iterations), ("--rows", args.rows)):
         if value < 1:
             raise CutefuseError(f"{option} is {value}; give 1 or more")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cutefuse import table
 from cutefuse.errors import command_line
-from cutefuse.output import add_json, json_alone
+from cutefuse.output import json_alone, parsed
 from cutefuse.report.analyse.rank import Candidate, candidates, engine_peaks
 from cutefuse.report.read.reader import read_engine
 from cutefuse.report.read.sources import one_engine
@@ -20,8 +20,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="cutefuse rank", allow_abbrev=False, description="What to fuse next.")
     parser.add_argument("profile", type=Path, help="folder that `cutefuse process` wrote, or a *.graph.json")
     parser.add_argument("model", type=Path, help="the ONNX model of that profile")
-    add_json(parser)
-    args = parser.parse_args(argv)
+    args = parsed(parser, argv)
     engine = read_engine(one_engine(args.profile, args.model))
     rows = candidates(engine, args.model, engine_peaks(engine))
     with json_alone(args.json) as show:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cutefuse.engines.artifacts import read_json
 from cutefuse.errors import command_line
-from cutefuse.output import add_json, json_alone
+from cutefuse.output import json_alone, parsed
 from cutefuse.report.write import write
 
 
@@ -18,8 +18,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("-o", "--outdir", type=Path, help="folder of the report (the source's own)")
     parser.add_argument("--onnx", type=Path, help="the ONNX model, to rank what to fuse next")
     parser.add_argument("--peaks", default="auto", help="auto, measured, a board such as H200, or a JSON file")
-    add_json(parser)
-    args = parser.parse_args(argv)
+    args = parsed(parser, argv)
     folder = args.source if args.source.is_dir() else args.source.parent
     with json_alone(args.json) as show:
         page = write(args.source, args.outdir or folder, args.onnx, args.peaks)

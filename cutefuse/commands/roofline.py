@@ -8,13 +8,12 @@ from typing import Any
 
 from cutefuse import table
 from cutefuse.errors import CutefuseError, command_line
-from cutefuse.output import add_json, json_alone, write_json
-from cutefuse.report.draw.pages import write_llm_page
-from cutefuse.roofline.intensity import DTYPE_BITS
+from cutefuse.output import json_alone, parsed, write_json
+from cutefuse.report.draw.page import write_llm_page
 from cutefuse.roofline.layers import Layer, common_layers, conv_from, layer_view, matmul_from
 from cutefuse.roofline.llm import MODELS, llm_view, transformer_from
 from cutefuse.roofline.measure import peaks_for
-from cutefuse.roofline.peaks import Peaks, boards
+from cutefuse.roofline.peaks import DTYPE_BITS, Peaks, boards
 
 DEFAULTS = {"batch": 1, "context": 1024, "weights": "FP16", "kv": "FP16", "dtype": "FP16"}
 
@@ -38,8 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--weights", help="type of the weights (FP16)")
     parser.add_argument("--kv", help="type of the key-value cache (FP16)")
     parser.add_argument("-o", "--output", type=Path, help="also write the figures (.json) or a page (.html)")
-    add_json(parser)
-    args = parser.parse_args(argv)
+    args = parsed(parser, argv)
     given = [option for option in DEFAULTS if getattr(args, option) is not None]
     for option in DEFAULTS.keys() - set(given):
         setattr(args, option, DEFAULTS[option])

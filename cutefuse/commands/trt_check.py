@@ -40,10 +40,11 @@ from cutefuse.errors import CutefuseError, command_line
 from cutefuse.graph.store import load_model
 from cutefuse.match.site import FUSED
 from cutefuse.operators.layouts import RTX, engine_of_backend
-from cutefuse.output import add_json, json_alone, make_folder, write_json, write_text
+from cutefuse.output import json_alone, make_folder, parsed, write_json, write_text
 from cutefuse.rewrite.patch import Options, patch
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+_TIMEOUT_S = 900.0  # of a command
 PROBE = "CuteConcatConv2Relu"
 # One rounding of the type that the products go through; TF32 and float16 keep 10 bits, bfloat16 keeps 7.
 EPSILON = {"float32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7, "int8": 2.0**-7}
@@ -95,11 +96,11 @@ def attempt(name: str, body: Callable[[], tuple[str, dict[str, float]]]) -> Chec
         return Check(name, FAILED, f"{type(error).__name__}: {error}")
 
 
-def run_text(command: list[str], environment: Mapping[str, str] | None = None, timeout_s: float = 900) -> str:
+def run_text(command: list[str], environment: Mapping[str, str] | None = None) -> str:
     """Output of a command. Raises CutefuseError with its last lines when it fails."""
     try:
         where = {**os.environ, **(environment or {})}
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s, env=where)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_TIMEOUT_S, env=where)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CutefuseError(f"{command[0]} did not run: {error}") from None
     text = done.stdout.decode(errors="replace")
@@ -297,8 +298,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cutefuse trt-check", description=__doc__)
     parser.add_argument("models", type=Path, nargs="+", help="ONNX models; `make trt-check` in a clone brings its own")
     parser.add_argument("-o", "--outdir", type=Path, default=Path("trt_check"), help="folder for models and report")
-    add_json(parser)
-    arguments = parser.parse_args(argv)
+    arguments = parsed(parser, argv)
     with json_alone(arguments.json) as show:
         report = check(arguments.models, arguments.outdir)
         show(report)

@@ -10,7 +10,7 @@ from typing import Any
 from cutefuse.engines.kinds import copy_origin, kind_of, node_names, precision_of
 from cutefuse.engines.tensors import Tensor, dtype_of, tensor_of
 from cutefuse.errors import CutefuseError
-from cutefuse.roofline.intensity import DTYPE_BITS
+from cutefuse.roofline.peaks import DTYPE_BITS
 
 
 @dataclass

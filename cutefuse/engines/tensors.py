@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from cutefuse.roofline.intensity import DTYPE_BITS
+from cutefuse.roofline.peaks import DTYPE_BITS
 
 _DTYPE = re.compile(
     r"\b(?:(FP8|FP4|FP16|FP32|FP64|BF16|BFloat16|Half|Float|Double|Bool|UInt8|E8M0|Int4|Int8|Int16|Int32|Int64)"

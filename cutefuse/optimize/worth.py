@@ -16,11 +16,10 @@ from typing import Any
 from cutefuse.engines.kinds import node_names
 from cutefuse.match.site import FUSED, MERGED
 from cutefuse.optimize.loop import Worth
-from cutefuse.report.analyse.compare import adopt, is_helper
+from cutefuse.report.analyse.compare import Union, adopt, is_helper
 from cutefuse.report.read.bodies import replaced
 from cutefuse.report.read.engine import Engine
 from cutefuse.report.read.graph import neighbours
-from cutefuse.report.read.union import Union
 from cutefuse.timing.noise import spread
 
 LEAST_NOISE_US = 0.2  # a profiler's clock and the start of a kernel

@@ -14,8 +14,7 @@ from cutefuse.report.analyse.compare import Comparison, compare
 from cutefuse.report.analyse.rank import peaks_of
 from cutefuse.report.draw import svg
 from cutefuse.report.draw.layout import layout
-from cutefuse.report.draw.page import write_engine_page
-from cutefuse.report.draw.pages import write_compare_page
+from cutefuse.report.draw.page import write_compare_page, write_engine_page
 from cutefuse.report.read.graph import edges
 from cutefuse.report.read.reader import Engine, find_engines, read_engine
 from cutefuse.report.read.sources import one_engine

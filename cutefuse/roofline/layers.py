@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutefuse.errors import CutefuseError
-from cutefuse.roofline.intensity import DTYPE_BITS
-from cutefuse.roofline.peaks import Peaks
+from cutefuse.roofline.peaks import DTYPE_BITS, Peaks
 
 _LARGEST = 1 << 40  # of one size; beyond it something was mistyped
 
@@ -31,11 +30,6 @@ class Layer:
     @property
     def size_bytes(self) -> float:
         return self.elements * DTYPE_BITS[self.dtype] / 8
-
-    @property
-    def intensity(self) -> float:
-        """FLOP per byte."""
-        return self.flops / self.size_bytes
 
 
 def matmul(m: int, k: int, n: int, batch: int = 1, *, dtype: str = "FP16", name: str = "") -> Layer:
@@ -93,5 +87,5 @@ def layer_view(layer: Layer, peaks: Peaks) -> dict[str, Any]:
     """
     return {
         "layer": layer.name, "type": layer.dtype, "device": peaks.device, "flops": layer.flops,
-        "bytes": layer.size_bytes, **peaks.known_roof(layer.dtype, layer.flops, layer.size_bytes)._asdict(),
+        "bytes": layer.size_bytes, **vars(peaks.known_roof(layer.dtype, layer.flops, layer.size_bytes)),
     }  # fmt: skip

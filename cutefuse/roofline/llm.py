@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cutefuse.errors import CutefuseError
-from cutefuse.roofline.intensity import DTYPE_BITS
 from cutefuse.roofline.measure import read_json
-from cutefuse.roofline.peaks import Peaks
+from cutefuse.roofline.peaks import DTYPE_BITS, Peaks
 
 
 @dataclass(frozen=True)
@@ -133,9 +132,6 @@ def llm_view(model: Transformer, peaks: Peaks, batch: int, context: int) -> dict
         return {**sizes, "flops": work[0], "bytes": work[1], "intensity": roof.intensity, "bound": roof.bound,
                 "floor_ms": roof.floor_us / 1e3, "attainable_tflops": roof.attainable_tflops}  # fmt: skip
 
-    def of_prefill(length: int) -> float:
-        return truediv(*model.prefill(batch, length))
-
     def of_decode(sequences: int) -> float:
         return truediv(*model.decode(sequences, context))
 
@@ -146,7 +142,7 @@ def llm_view(model: Transformer, peaks: Peaks, batch: int, context: int) -> dict
         "batch": batch, "context": context, "weight_type": model.weight_type, "kv_type": model.kv_type,
         "prefill": [row(model.prefill(batch, n), length=n) for n in powers],
         "decode": [row(model.decode(n, context), batch=n) for n in powers[:11]],
-        "prefill_crossing_length": crossing(of_prefill, ridge),
+        "prefill_crossing_length": crossing(lambda length: truediv(*model.prefill(batch, length)), ridge),
         "decode_crossing_batch": crossing(of_decode, ridge, 1 << 16),
         "decode_intensity_limit": of_decode(1 << 30),  # what the key-value cache alone allows
     }  # fmt: skip

@@ -13,10 +13,15 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cutefuse.errors import CutefuseError
 
+# bits of one element
+DTYPE_BITS = {
+    "FP64": 64, "FP32": 32, "TF32": 32, "FP16": 16, "BF16": 16, "FP8": 8, "FP4": 4, "INT64": 64, "INT32": 32,
+    "INT16": 16, "INT8": 8, "INT4": 4, "UINT8": 8, "BOOL": 8, "E8M0": 8,
+}  # fmt: skip
 # compute capability -> fused multiply-adds per multiprocessor and clock, dense
 _FMA_PER_CLOCK: dict[str, dict[str, int]] = {
     "7.0": {"FP32": 64, "FP16": 512, "INT8": 256},
@@ -37,7 +42,8 @@ _WIDER = {
 }  # fmt: skip
 
 
-class Roof(NamedTuple):
+@dataclass(frozen=True)
+class Roof:
     """What a device allows for some work: `intensity`, `ridge` in FLOP per byte, `bound` "memory" or "compute"."""
 
     intensity: float
@@ -101,27 +107,10 @@ def _rates(capability: str, sms: int, clock_ghz: float, geforce: bool) -> dict[s
     }
 
 
-@dataclass(frozen=True)
-class _Board:
-    """A row of boards.csv: `pattern` matches CUDA's names of the device."""
-
-    pattern: str
-    peaks: Peaks
-
-    @property
-    def name(self) -> str:
-        return self.peaks.device.lower()
-
-    def begins(self, word: str) -> bool:
-        """Whether a word of its name, or of its memory ("16gb"), begins so."""
-        sizes = [f"{size}gb" for size in self.peaks.memory_gb.split("/")]
-        return any(part.startswith(word) for part in [*self.name.split(), *sizes])
-
-
 @cache
-def _boards() -> tuple[_Board, ...]:
-    """The table, with the rates that NVIDIA publishes where the formula does not give them: FP32 units clock higher
-    than tensor cores, the A10G is a half A10."""
+def _boards() -> list[tuple[str, Peaks]]:
+    """The table: what matches CUDA's names of each device, and its peaks, with the rates that NVIDIA publishes where
+    the formula does not give them: FP32 units clock higher than tensor cores, the A10G is a half A10."""
     found = []
     with Path(__file__).with_name("boards.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -131,29 +120,30 @@ def _boards() -> tuple[_Board, ...]:
             rates |= {name: float(tflops) for name, tflops in published}
             peaks = Peaks(row["name"], float(row["bandwidth_gbs"]), rates, row["source"], capability, sms,
                           row["memory_gb"])  # fmt: skip
-            found.append(_Board(row["pattern"], peaks))
-    return tuple(found)
+            found.append((row["pattern"], peaks))
+    return found
 
 
 def boards() -> list[Peaks]:
-    return [b.peaks for b in _boards()]
+    return [peaks for _, peaks in _boards()]
 
 
 def by_name(name: str, sms: int | None = None) -> Peaks | None:
     """Peaks of a board by its short name or CUDA device name; the multiprocessor count tells variants apart."""
     name = re.sub(r"\bRTX[- ]?(?=\d)", "RTX ", name, flags=re.I)  # RTX4090 is the RTX 4090
-    hits = [b for b in _boards() if b.name == name.lower()]
-    hits = hits or [b for b in _boards() if re.search(b.pattern, name, re.I)]
-    hits = [b for b in hits if sms in (None, b.peaks.multiprocessors)] or hits
-    return hits[0].peaks if hits else None
+    hits = [b for b in boards() if b.device.lower() == name.lower()]
+    hits = hits or [b for pattern, b in _boards() if re.search(pattern, name, re.I)]
+    hits = [b for b in hits if sms in (None, b.multiprocessors)] or hits
+    return hits[0] if hits else None
 
 
 def sharing(name: str) -> list[Peaks]:
     """The boards that a person may mean by a name: one by its whole name, else all that have its words."""
     wanted = [w for w in re.split(r"[^a-z0-9]+", name.lower()) if w not in ("", "nvidia", "tesla", "geforce")]
-    exact = [b.peaks for b in _boards() if b.name == " ".join(wanted)]
-    # A word may be the beginning of a board's: "A100-SXM" is the A100 SXM4.
-    return exact or [b.peaks for b in _boards() if wanted and all(map(b.begins, wanted))]
+    exact = [b for b in boards() if b.device.lower() == " ".join(wanted)]
+    # A word may be the beginning of a board's, or of its memory's: "A100-SXM" is the A100 SXM4, "16gb" a size.
+    words = [(b, [*b.device.lower().split(), *(f"{gb}gb" for gb in b.memory_gb.split("/"))]) for b in boards()]
+    return exact or [b for b, own in words if wanted and all(any(p.startswith(w) for p in own) for w in wanted)]
 
 
 def board(name: str) -> Peaks:

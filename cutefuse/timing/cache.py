@@ -33,12 +33,11 @@ class TuneCache:
 
     def get(self, kind: str, machine: str, key: str) -> Times:
         """What is known; empty where nothing is."""
-        found = self._new.get((kind, machine, key))
-        return dict(self._stored[kind].get(machine, {}).get(key, {}) if found is None else found)
+        return dict(self._stored[kind].get(machine, {}).get(key, {}))
 
     def put(self, kind: str, machine: str, key: str, times: Times) -> None:
         """Replace what is known; `save` writes it."""
-        self._new[kind, machine, key] = dict(times)
+        self._new[kind, machine, key] = self._stored[kind].setdefault(machine, {})[key] = dict(times)
 
     def save(self) -> None:
         """Write what is new into the file as it is now, so that two runs at a time keep what each of them found."""

@@ -40,8 +40,7 @@ class Verdict:
         return f"{self.ratio:.3f} ({self.low:.3f} to {self.high:.3f})"
 
     def as_json(self) -> dict[str, Any]:
-        return {"ratio": self.ratio, "low": self.low, "high": self.high, "confidence": CONFIDENCE,
-                "rounds": self.rounds, "faster": self.faster}  # fmt: skip
+        return {**vars(self), "confidence": CONFIDENCE, "faster": self.faster}
 
 
 HOW = (

@@ -16,6 +16,8 @@ On a GPU the calls go through a small extension, which the user's own compiler b
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from cutefuse.torch import compiled, conv, launch, norms
 from cutefuse.torch.conv import ACTIVATIONS, PackedConv
 from cutefuse.torch.conv_autograd import concat_conv, pre_concat_conv
@@ -23,9 +25,12 @@ from cutefuse.torch.fuse import FuseReport, fuse
 from cutefuse.torch.norms import LayerNorm, RMSNorm, add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from cutefuse.torch.replace import NormReport, replace_norms
 
-compiled.loaded.python = compiled.InPython(
-    launch.plan, conv.plan, norms.call_rms_norm, norms.call_layer_norm, norms.rms_kernel, norms.layer_kernel,
-    norms.backward_kernel, conv.run,
+# plan_...: a call that is new to the extension as plain data, with its bytes of workspace and, of a convolution, where
+# its images lie. call_...: for whatever is no plain tensor. The others: the operators on types that no kernel takes.
+compiled.loaded.python = SimpleNamespace(
+    plan_norm=launch.plan, plan_conv=conv.plan, call_rms_norm=norms.call_rms_norm,
+    call_layer_norm=norms.call_layer_norm, rms_norm=norms.rms_kernel, layer_norm=norms.layer_kernel,
+    row_norm_backward=norms.backward_kernel, packed_conv=conv.run,
 )  # fmt: skip
 
 __all__ = [

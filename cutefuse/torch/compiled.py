@@ -15,10 +15,9 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,34 +26,18 @@ from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.output import cache_folder, make_folder
 from cutefuse.progress import waiting
-from cutefuse.torch.launch import Plan
 
 SOURCES = Path(__file__).parent / "native"
 NAME = "cutefuse_native"
 SWITCH = "CUTEFUSE_TORCH_EXTENSION"
 
 
-@dataclass(frozen=True)
-class InPython:
-    """What the extension asks of Python. plan_...: a call that is new to it as plain data, with its bytes of workspace
-    and, of a convolution, where its images lie. call_...: the calls for whatever is no plain tensor. The others: the
-    operators on types that no kernel takes."""
-
-    plan_norm: Callable[..., Plan]
-    plan_conv: Callable[..., Plan]
-    call_rms_norm: Callable[..., Any]
-    call_layer_norm: Callable[..., Any]
-    rms_norm: Callable[..., Any]
-    layer_norm: Callable[..., Any]
-    row_norm_backward: Callable[..., Any]
-    packed_conv: Callable[..., Any]
-
-
 @dataclass
 class _Loaded:
-    """What is in use. rms_norm, layer_norm: calls of the extension; None until it is loaded."""
+    """What is in use. python: what the extension asks of Python, see `cutefuse.torch`. rms_norm, layer_norm: calls of
+    the extension; None until it is loaded."""
 
-    python: InPython | None = None
+    python: SimpleNamespace | None = None
     rms_norm: Any = None
     layer_norm: Any = None
     asked: bool = False
@@ -140,7 +123,7 @@ def _current_stream() -> int:
     raise CutefuseError("this PyTorch has no libtorch_cuda.so; install a build with CUDA")
 
 
-def enable(extension: ModuleType, device: str, run: int, stream: int, python: InPython) -> None:
+def enable(extension: ModuleType, device: str, run: int, stream: int, python: SimpleNamespace) -> None:
     """Let the extension take the operators over for tensors of a device. run, stream: addresses of C functions."""
     extension.enable(device, run, stream, python)
     loaded.rms_norm, loaded.layer_norm = extension.rms_norm, extension.layer_norm

@@ -23,6 +23,7 @@ from cutefuse.match.site import FUSED, MERGED, REFUSED, Site
 from cutefuse.operators.layouts import TORCH
 from cutefuse.rewrite.in_memory import patched
 from cutefuse.rewrite.options import Options
+from cutefuse.table import counted
 from cutefuse.torch.conv import PackedConv
 from cutefuse.torch.launch import sm_of
 from cutefuse.torch.norms import layer_norm, rms_norm
@@ -42,8 +43,7 @@ class FuseReport:
     norms: NormReport = field(default_factory=lambda: NormReport((), {}))
 
     def __str__(self) -> str:
-        plural = "convolution" if len(self.taken) == 1 else "convolutions"
-        lines = [f"{len(self.taken)} {plural} fused"]
+        lines = [f"{counted(len(self.taken), 'convolution')} fused"]
         lines += [f"fused: {name}, {what}" for name, what in self.taken.items()]
         lines += [f"left as it was: {name}, {reason}" for name, reason in self.left.items()]
         return "\n".join([*lines, str(self.norms)])

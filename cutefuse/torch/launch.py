@@ -48,11 +48,6 @@ def dense(t: Tensor) -> Tensor:
     return t if t.data_ptr() % ALIGNMENT == 0 else t.clone()
 
 
-def aligned(t: Tensor | None) -> Tensor | None:
-    """An operand as `dense` makes it; None stays None."""
-    return None if t is None else dense(t)
-
-
 def _describe(t: Tensor | None) -> kernels.Tensor:
     if t is None:
         return _ABSENT
@@ -106,7 +101,8 @@ def plan(
 
 
 def run(op_type: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], attrs: dict[str, Any]) -> None:
-    """Enqueue an operator over dense tensors on the current stream; None is an absent operand."""
+    """Enqueue an operator on the current stream, its inputs made dense; None is an absent operand."""
+    inputs = [None if t is None else dense(t) for t in inputs]
     given = [t for t in (*inputs, *outputs) if t is not None]
     apart = next((t for t in given if t.device != given[0].device), None)
     if apart is not None:

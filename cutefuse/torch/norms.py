@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 
 from cutefuse.torch import compiled
 from cutefuse.torch.compiled import loaded
-from cutefuse.torch.launch import aligned, run, runs_in_library
+from cutefuse.torch.launch import run, runs_in_library
 
 
 def _results(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -52,8 +52,8 @@ def _forward(
     compiled.ensure()
     y, total, mean, rstd = _results(x, residual)
     outputs = [y, None if residual is None else total, mean if layer else None, rstd]
-    operands = [aligned(t) for t in (x, residual, weight, bias)]
-    run("CuteRowNormForward", operands, outputs, {"epsilon": epsilon, "layer": int(layer)})
+    attrs = {"epsilon": epsilon, "layer": int(layer)}
+    run("CuteRowNormForward", (x, residual, weight, bias), outputs, attrs)
     return y, total, mean, rstd
 
 
@@ -119,8 +119,8 @@ def backward_kernel(
     compiled.ensure()
     dx, dweight, dbias = _gradients(x, weight, bias_dtype)
     outputs = [dx, None if weight is None else dweight, None if bias_dtype is None else dbias]
-    inputs = [aligned(t) for t in (dy, dsum, x, weight, mean, rstd)]
-    run("CuteRowNormBackward", inputs, outputs, {"epsilon": 0.0, "layer": int(mean is not None)})
+    attrs = {"epsilon": 0.0, "layer": int(mean is not None)}
+    run("CuteRowNormBackward", (dy, dsum, x, weight, mean, rstd), outputs, attrs)
     return dx, dweight, dbias
 
 
@@ -132,11 +132,8 @@ _row_norm_backward = torch.library.custom_op(
 
 
 @_row_norm_backward.register_fake
-def _(
-    dy: Tensor, dsum: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor | None, rstd: Tensor,
-    bias_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _gradients(x, weight, bias_dtype)
+def _(_dy: Tensor, _dsum: Tensor | None, x: Tensor, weight: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _gradients(x, weight, rest[-1])
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

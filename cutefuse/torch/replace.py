@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from cutefuse.table import counted
 from cutefuse.torch.norms import DEFAULT_EPSILONS, LayerNorm, RMSNorm, forward_reference
 
 EPSILONS = ("variance_epsilon", "eps", "epsilon")
@@ -42,9 +43,8 @@ class NormReport:
     left: Mapping[str, str]  # name -> its class, and why it stays as it was
 
     def __str__(self) -> str:
-        plural = "norm" if len(self.replaced) == 1 else "norms"
         left = [f"left as it was: {name}, {reason}" for name, reason in self.left.items()]
-        return "\n".join([f"{len(self.replaced)} {plural} replaced", *left])
+        return "\n".join([f"{counted(len(self.replaced), 'norm')} replaced", *left])
 
 
 def replace_norms(model: nn.Module) -> NormReport:

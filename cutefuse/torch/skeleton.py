@@ -70,7 +70,8 @@ class Skeleton:
             elif node.op_type == "Conv":
                 found[node.name] = "nothing stands around it that could be fused with it"
             else:
-                found[node.name] = f"it is {target} of rank {_rank(self.nodes[node.name])}; only conv2d can be fused"
+                rank = self.nodes[node.name].meta["val"].dim()
+                found[node.name] = f"it is {target} of rank {rank}; only conv2d can be fused"
         return found
 
     # ----------------------------------------------------------------------------------------------------- the tensors
@@ -139,11 +140,6 @@ class Skeleton:
         read = [self._name(n) for n in node.all_input_nodes if n.op != "get_attr"]
         op_type = str(node.target).split(".")[-2] if "." in str(node.target) else str(node.target)
         self._add(node, op_type, read, outputs, domain=FOREIGN)
-
-
-def _rank(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    return value.dim() if isinstance(value, Tensor) else 0
 
 
 def title(node: fx.Node) -> str:

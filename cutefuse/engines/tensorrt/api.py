@@ -96,41 +96,35 @@ def build(model: Path, files: Artifacts, words: list[str], libraries: list[Path]
     options = options_of(words)
     log = Log(trt)
     try:
-        _build(trt, log, model, files, options, libraries, low_precision)
+        major = int(trt.__version__.split(".")[0])
+        precisions = [flag for flag in _PRECISIONS if flag in options]
+        if major >= 11:
+            refuse_precisions(options, f"TensorRT {trt.__version__}")
+        strong = major == 10 and ("--stronglyTyped" in options or (low_precision and not precisions))
+        builder, network, _parser = parse(trt, log, model, libraries, strong)
+        config = configure(trt, builder, network, options)
+        for flag in precisions:
+            config.set_flag(getattr(trt.BuilderFlag, _PRECISIONS[flag]))
+        cache = config.create_timing_cache(files.timing_cache.read_bytes() if files.timing_cache.is_file() else b"")
+        config.set_timing_cache(cache, False)
+        plan = builder.build_serialized_network(network, config)
+        if plan is None:
+            raise CutefuseError(
+                f"TensorRT could not build {model}: {log_errors(log.text)}; the whole log is {files.build_log}"
+            )
+        files.engine.write_bytes(plan)
+        beside = files.timing_cache.with_suffix(".part")
+        beside.write_bytes(config.get_timing_cache().serialize())
+        os.replace(beside, files.timing_cache)
+        runtime = trt.Runtime(log.logger)
+        _load_plugins(runtime.get_plugin_registry(), libraries)
+        engine = _deserialize(runtime, files.engine)
+        _write_graph(trt, engine, None, files)
+        precision = "strongly typed" if strong or major >= 11 else "+".join(["FP32", *precisions])
+        facts = {"tensorrt_version": trt.__version__, "concats": concat_notes(log.text)}
+        write_build(files, model, {"Precision": precision}, **facts)
     finally:
         write_text(files.build_log, log.text)
-
-
-def _build(
-    trt: Any, log: Log, model: Path, files: Artifacts, options: dict[str, str], libraries: list[Path], low: bool
-) -> None:
-    major = int(trt.__version__.split(".")[0])
-    precisions = [flag for flag in _PRECISIONS if flag in options]
-    if major >= 11:
-        refuse_precisions(options, f"TensorRT {trt.__version__}")
-    strong = major == 10 and ("--stronglyTyped" in options or (low and not precisions))
-    builder, network, _parser = parse(trt, log, model, libraries, strong)
-    config = configure(trt, builder, network, options)
-    for flag in precisions:
-        config.set_flag(getattr(trt.BuilderFlag, _PRECISIONS[flag]))
-    cache = config.create_timing_cache(files.timing_cache.read_bytes() if files.timing_cache.is_file() else b"")
-    config.set_timing_cache(cache, False)
-    plan = builder.build_serialized_network(network, config)
-    if plan is None:
-        raise CutefuseError(
-            f"TensorRT could not build {model}: {log_errors(log.text)}; the whole log is {files.build_log}"
-        )
-    files.engine.write_bytes(plan)
-    beside = files.timing_cache.with_suffix(".part")
-    beside.write_bytes(config.get_timing_cache().serialize())
-    os.replace(beside, files.timing_cache)
-    runtime = trt.Runtime(log.logger)
-    _load_plugins(runtime.get_plugin_registry(), libraries)
-    engine = _deserialize(runtime, files.engine)
-    _write_graph(trt, engine, None, files)
-    precision = "strongly typed" if strong or major >= 11 else "+".join(["FP32", *precisions])
-    facts = {"tensorrt_version": trt.__version__, "concats": concat_notes(log.text)}
-    write_build(files, model, {"Precision": precision}, **facts)
 
 
 def refuse_precisions(options: dict[str, str], builder: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cutefuse.table import counted
+from cutefuse.table import aligned, counted
 
 _ELAPSED = "avg.pct_of_peak_sustained_elapsed"
 _ACTIVE = "avg.pct_of_peak_sustained_active"
@@ -115,28 +115,26 @@ def total(kernels: Sequence[Kernel], metric: Metric) -> float | None:
     return sum(v * w for (_, v), w in zip(rows, weights, strict=True)) / whole if whole else None
 
 
-def side_by_side(columns: Sequence[tuple[str, Sequence[Kernel]]], width: int = 24) -> str:
+def side_by_side(columns: Sequence[tuple[str, Sequence[Kernel]]]) -> str:
     """Metrics down, by panel, variants across; the last column is the ratio of the last variant to the first.
 
     columns: (label, its kernels).
     """
-    width = max(width, *(len(label) + 2 for label, _ in columns))
-    several = len(columns) > 1
-    lines = [f"{'':<26}" + "".join(f"{label:>{width}}" for label, _ in columns) + (f"{'ratio':>9}" * several)]
-    counts = [counted(len(kernels), "kernel") for _, kernels in columns]
-    lines.append(f"{'':<26}" + "".join(f"{count:>{width}}" for count in counts))
+    heads = ["", *(label for label, _ in columns), *(["ratio"] if len(columns) > 1 else [])]
+    rows = [["", *(counted(len(kernels), "kernel") for _, kernels in columns)]]
     for panel, metrics in PANELS.items():
-        rows = [line for metric in metrics if (line := _row(metric, columns, width))]
-        lines += [panel, *rows] if rows else []
-    return "\n".join(lines)
+        found = [row for metric in metrics if (row := _row(metric, columns))]
+        rows += [[panel], *found] if found else []
+    whole = [row + [""] * (len(heads) - len(row)) for row in rows]
+    return "\n".join(aligned(heads, whole, range(1, len(heads))))
 
 
-def _row(metric: Metric, columns: Sequence[tuple[str, Sequence[Kernel]]], width: int) -> str:
-    """One line of the table; empty where no variant has the metric."""
+def _row(metric: Metric, columns: Sequence[tuple[str, Sequence[Kernel]]]) -> list[str]:
+    """The cells of one line; none where no variant has the metric."""
     values = [total(kernels, metric) for _, kernels in columns]
     if all(v is None for v in values):
-        return ""
+        return []
     cells = ["-" if v is None else f"{v * metric.factor:.{metric.digits}f}" for v in values]
     first, last = values[0], values[-1]
-    ratio = f"{last / first:>8.2f}×" if len(values) > 1 and first and last is not None else ""
-    return f"  {metric.title:<24}" + "".join(f"{c:>{width}}" for c in cells) + ratio
+    ratio = [f"{last / first:.2f}×"] if len(values) > 1 and first and last is not None else []
+    return [f"  {metric.title:<24}", *cells, *ratio]

@@ -27,9 +27,8 @@ from cutefuse.report.read.cost import layer_cost
 from cutefuse.report.read.reader import Engine, read_engine
 from cutefuse.report.read.sources import one_engine
 from cutefuse.rewrite.apply import plan
-from cutefuse.roofline.intensity import DTYPE_BITS
 from cutefuse.roofline.measure import peaks_for
-from cutefuse.roofline.peaks import Peaks, by_device, peaks_from
+from cutefuse.roofline.peaks import DTYPE_BITS, Peaks, by_device, peaks_from
 from cutefuse.select.price import PROFILED, Price, Prices, Pricing
 
 # A row norm of ours moves its bytes at about this share of the peak bandwidth.

@@ -24,11 +24,10 @@ from cutefuse.roofline.peaks import Peaks
 
 @dataclass
 class Analysis:
-    """Everything that the pages and tables show about one engine; `costs` and `places` go with `engine.layers`."""
+    """Everything that the pages and tables show about one engine; `places` and `rows` go with `engine.layers`."""
 
     engine: Engine
     peaks: Peaks | None
-    costs: list[Cost]
     places: list[Placement | None]
     findings: list[Finding]
     candidates: list[Candidate] | None
@@ -36,16 +35,16 @@ class Analysis:
     rows: list[dict[str, Any]]
 
     @property
-    def layers(self) -> list[tuple[Layer, Placement | None, Cost]]:
-        """The layers, each with its place under the roof and its cost."""
-        return list(zip(self.engine.layers, self.places, self.costs, strict=True))
+    def placed(self) -> list[tuple[Layer, Placement]]:
+        """The layers that have a place under the roof, with it."""
+        return [(la, p) for la, p in zip(self.engine.layers, self.places, strict=True) if p]
 
     @property
     def roof_percent(self) -> float | None:
         """Floor time over measured time of all layers that could be placed; None where most of the time could not."""
-        placed = [(p.floor_us, la.time_us) for la, p, _ in self.layers if p and la.time_us]
-        measured = sum(t for _, t in placed if t)
-        return 100 * sum(f for f, _ in placed) / measured if measured > max(self.engine.total_us / 2, 0) else None
+        measured = sum(la.time_us or 0.0 for la, _ in self.placed)
+        floor_us = sum(p.floor_us for _, p in self.placed)
+        return 100 * floor_us / measured if measured > max(self.engine.total_us / 2, 0) else None
 
 
 def analyse(engine: Engine, peaks: Peaks | None, onnx_path: Path | None = None) -> Analysis:
@@ -61,18 +60,17 @@ def analyse(engine: Engine, peaks: Peaks | None, onnx_path: Path | None = None) 
             ranked = candidates(engine, onnx_path, peaks)
         except CutefuseError as error:
             engine.notes.append(f"No ranking of what to fuse next: {error}.")
-    rows = [_row(engine, i, costs[i], places[i]) for i in range(len(engine.layers))]
-    return Analysis(engine, peaks, costs, places, findings(engine, places), ranked, onnx_path, rows)
+    rows = [_row(engine, *given) for given in zip(engine.layers, costs, places, strict=True)]
+    return Analysis(engine, peaks, places, findings(engine, places), ranked, onnx_path, rows)
 
 
-def _row(engine: Engine, index: int, cost: Cost, placement: Placement | None) -> dict[str, Any]:
-    layer = engine.layers[index]
+def _row(engine: Engine, layer: Layer, cost: Cost, placement: Placement | None) -> dict[str, Any]:
     total = engine.total_us
     out = layer.first[1]
     formats = filter(None, map(format_of, layer.first))
     known_us = layer.time_us or None
     return {
-        "index": index, "name": layer.name, "type": layer.type, "kind": layer.kind, "precision": layer.precision,
+        "index": layer.index, "name": layer.name, "type": layer.type, "kind": layer.kind, "precision": layer.precision,
         "time_us": layer.time_us, "mean_us": layer.mean_us,
         "percent": 100 * layer.time_us / total if layer.time_us is not None and total else None,
         "output_shape": out.shape_text if out else "", "format": " → ".join(dict.fromkeys(formats)),
@@ -166,7 +164,8 @@ def compare_json(comparison: Comparison) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compare_terminal(comparison: Comparison, limit: int = 12) -> str:
+def compare_terminal(comparison: Comparison) -> str:
+    """A few lines for the terminal: headline, what became of the copies, the rows that changed most."""
     first, last = comparison.engines[0], comparison.engines[-1]
     lines = [f"{comparison.titles[0]} → {comparison.titles[-1]}"]
     if comparison.latency_speedup:
@@ -177,7 +176,7 @@ def compare_terminal(comparison: Comparison, limit: int = 12) -> str:
     if not comparison.timed:
         heads = ("first MB", "last MB", "change", "what the copies at these layers move")
     cells = []
-    for row in comparison.rows[:limit]:
+    for row in comparison.rows[:12]:
         if comparison.timed:
             ends, change = (row.times_us[0], row.times_us[-1]), row.saved_us
         else:

@@ -100,23 +100,23 @@ def roofline(analysis: Analysis) -> tuple[str, list[Placement]]:
     """Log-log roofline with one dot a layer (area: time); returns the SVG and the layers that it shows."""
     peaks = analysis.peaks
     assert peaks is not None  # nothing is placed without
-    dots = [(la, c.intensity, p) for la, p, c in analysis.layers if p and c.intensity and la.time_us]
+    dots = [(la, p) for la, p in analysis.placed if p.intensity]
     rates = {p: rate for p in dict.fromkeys(d[0].precision for d in dots) if (rate := peaks.rate(p))}
     if not rates:
         return "", []
     ridges = [rate * 1000 / peaks.bandwidth_gbs for rate in rates.values()]
     dots = sorted(dots, key=lambda d: -(d[0].time_us or 0.0))[:_DOTS]
-    low_x = min([d[1] for d in dots] + [min(ridges) / 20]) / 1.6
-    high_x = max([d[1] for d in dots] + [max(ridges) * 2]) * 1.6
-    high_y = max([*rates.values(), *(d[2].achieved_tflops for d in dots)]) * 2
-    low_y = max(min([d[2].achieved_tflops for d in dots] + [low_x * peaks.bandwidth_gbs / 1000]) / 1.6, high_y / 1e7)
+    low_x = min([p.intensity for _, p in dots] + [min(ridges) / 20]) / 1.6
+    high_x = max([p.intensity for _, p in dots] + [max(ridges) * 2]) * 1.6
+    high_y = max([*rates.values(), *(p.achieved_tflops for _, p in dots)]) * 2
+    low_y = max(min([p.achieved_tflops for _, p in dots] + [low_x * peaks.bandwidth_gbs / 1000]) / 1.6, high_y / 1e7)
     plane = _LogPlane(low_x, high_x, low_y, high_y)
     out = [_open(_WIDTH, _HEIGHT, "roofline: performance against operational intensity")]
     out += plane.grid(decades(low_x, high_x), "operational intensity, FLOP per byte", "TFLOP/s")
     roofs, names = _roofs(plane, peaks, rates)
     most = max(d[0].time_us or 0.0 for d in dots)
-    out += [*roofs, *(_placed(plane, layer, intensity, place, most) for layer, intensity, place in dots), *names]
-    return "".join(out) + "</svg>", [place for _, _, place in dots]
+    out += [*roofs, *(_placed(plane, layer, place, most) for layer, place in dots), *names]
+    return "".join(out) + "</svg>", [place for _, place in dots]
 
 
 def _roofs(plane: _LogPlane, peaks: Peaks, rates: dict[str, float]) -> tuple[list[str], list[str]]:
@@ -145,14 +145,15 @@ def _roofs(plane: _LogPlane, peaks: Peaks, rates: dict[str, float]) -> tuple[lis
     return lines, titles
 
 
-def _placed(plane: _LogPlane, layer: Layer, intensity: float, place: Placement, most_us: float) -> str:
+def _placed(plane: _LogPlane, layer: Layer, place: Placement, most_us: float) -> str:
     time_us = layer.time_us or 0.0
     tip = (
-        f"{layer.title}\n{time_text(time_us)}, {layer.precision}, {place.bound}-bound\n{intensity:.1f} FLOP/byte, "
-        f"{place.achieved_tflops:.3g} of {place.attainable_tflops:.3g} TFLOP/s ({place.percent_of_roof:.0f} % of the "
-        f"roof)\ncould take {time_text(place.floor_us)}\ntime: {layer.sources.get('time', '')}"
+        f"{layer.title}\n{time_text(time_us)}, {layer.precision}, {place.bound}-bound\n"
+        f"{place.intensity:.1f} FLOP/byte, {place.achieved_tflops:.3g} of {place.attainable_tflops:.3g} TFLOP/s "
+        f"({place.percent_of_roof:.0f} % of the roof)\ncould take {time_text(place.floor_us)}\n"
+        f"time: {layer.sources.get('time', '')}"
     )
-    x, y, radius = plane.x(intensity), plane.y(place.achieved_tflops), 2.5 + 11 * math.sqrt(time_us / most_us)
+    x, y, radius = plane.x(place.intensity), plane.y(place.achieved_tflops), 2.5 + 11 * math.sqrt(time_us / most_us)
     return _dot(x, y, radius, layer.kind, tip, f'data-i="{layer.index}" ')
 
 

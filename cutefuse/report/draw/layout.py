@@ -75,17 +75,13 @@ def layout(count: int, edges: list[Edge]) -> Drawing:
 def _ranks(count: int, forward: list[tuple[int, int]]) -> list[int]:
     """Longest path from the top. Layers are listed in execution order, so one pass in that order is enough."""
     rank = [0] * count
-    incoming: dict[int, list[int]] = defaultdict(list)
-    outgoing: dict[int, list[int]] = defaultdict(list)
-    for a, b in forward:
-        incoming[b].append(a)
-        outgoing[a].append(b)
-    for node in range(count):
-        rank[node] = max((rank[a] + 1 for a in incoming[node]), default=0)
+    for a, b in sorted(forward):
+        rank[b] = max(rank[b], rank[a] + 1)
     # Sources sink to just above their first consumer instead of all crowding the top.
-    for node in range(count - 1, -1, -1):
-        if not incoming[node] and outgoing[node]:
-            rank[node] = max(min(rank[b] for b in outgoing[node]) - 1, 0)
+    fed = {b for _, b in forward}
+    for a, b in sorted(forward, key=lambda edge: -rank[edge[1]]):
+        if a not in fed:
+            rank[a] = rank[b] - 1
     return rank
 
 

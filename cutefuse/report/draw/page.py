@@ -1,4 +1,4 @@
-"""The page of one engine: one HTML file without outside parts."""
+"""Pages: one HTML file without outside parts for an engine, a comparison, or a language model under the roof."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from cutefuse.engines.kinds import KINDS
 from cutefuse.engines.layers import Layer, layer_bytes, moved, weight_bytes
 from cutefuse.match.site import FUSED, LEFT_OUT, MERGED, REFUSED
 from cutefuse.output import write_text
+from cutefuse.report.analyse.compare import Comparison
 from cutefuse.report.analyse.tables import Analysis
 from cutefuse.report.draw import charts, svg
 from cutefuse.report.read.alike import RUNNERS
 from cutefuse.report.read.engine import ENOUGH_LATENCIES, Engine, format_of
 from cutefuse.report.read.graph import memory_profile
 from cutefuse.report.read.moves import moves
+from cutefuse.roofline.peaks import Peaks
 from cutefuse.table import time_text
 
 _PRECISION_COLORS = {"FP32": "pool", "TF32": "pointwise", "FP16": "conv", "BF16": "gemm", "INT8": "plugin",
@@ -33,6 +35,7 @@ _ORIGIN_COLORS = {"concat": "copy", "reformat": "conv", "quantise": "plugin", "c
                   "shuffle": "pool"}  # fmt: skip
 _FORMAT_COLORS = ("conv", "plugin", "pointwise", "pool", "norm", "gemm", "other")  # the largest group first
 _VERDICTS = (FUSED, MERGED, LEFT_OUT, REFUSED)  # in the order of their table
+_COMPARED = 400  # rows of a comparison in its page; the CSV has all
 _DETAIL_LIMIT = 1500  # layers up to which every raw field travels in the page
 
 
@@ -45,7 +48,7 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {"middle": middle, "time": time_text, "bytes": charts.bytes_text, "code": _code}
     environment.filters["sections"] = re.compile(r'<section [^>]*data-nav="([^"]+)" id="(\w+)"').findall
     environment.globals |= {
-        "version": cutefuse.__version__, "css": (here / "page.css").read_text() + svg.GRAPH_STYLE,
+        "version": cutefuse.__version__, "css": svg.CSS + svg.GRAPH_STYLE,
         "js": (here / "page.js").read_text(), "KINDS": KINDS,
     }  # fmt: skip
     return environment
@@ -98,7 +101,6 @@ def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
     files = {kind: path.name for kind, path in engine.files.items()}
     about = engine.patch["prediction"] if engine.patch else {}
     chart, shown = charts.roofline(analysis) if analysis.roof_percent is not None else ("", [])
-    placed = [(la, p, c) for la, p, c in analysis.layers if p and la.time_us]
     histogram = ""
     if len(engine.latencies_ms) >= ENOUGH_LATENCIES:
         marks = [(f"p{q}", engine.percentile_ms(q) or 0.0) for q in (50, 90, 99)]
@@ -107,11 +109,7 @@ def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
         "subtitle": device(engine),
         "e": engine,
         "analysis": analysis,
-        "total": engine.total_us,
-        "copy_us": engine.by_kind_us.get("copy", 0.0),
         "moved": moved(engine.layers),
-        "plugins": sum(la.kind == "plugin" for la in engine.layers),
-        "roof_percent": analysis.roof_percent,
         "graph": graph_svg,
         "untimed": not engine.profiled and any(layer.outputs for layer in engine.layers),
         "time_source": f"{engine.files['profile'].name} › {engine.time_field}" if "profile" in engine.files else "",
@@ -123,7 +121,7 @@ def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
         "top": sorted((la for la in engine.layers if la.time_us), key=lambda la: -(la.time_us or 0.0))[:15],
         "roofline": chart,
         "shown": shown,
-        "roof_rows": sorted(placed, key=lambda item: item[1].floor_us - (item[0].time_us or 0.0))[:10],
+        "roof_rows": sorted(analysis.placed, key=lambda item: item[1].floor_us - (item[0].time_us or 0.0))[:10],
         "sites": _sites(engine),
         "target": " on ".join(str(about[k]) for k in ("engine", "gpu") if about.get(k)),
         **_next(analysis),
@@ -134,6 +132,20 @@ def write_engine_page(analysis: Analysis, path: Path, graph_svg: str) -> None:
         "facts": [*engine.build.items(), *engine.inference.items(), *engine.device.items()],
     }
     render("engine.html.j2", path, _layer_data(analysis), **context)
+
+
+def write_compare_page(comparison: Comparison, path: Path) -> None:
+    """Engines side by side; the first is the baseline, the last the candidate."""
+    title = " → ".join(middle(name, 48) for name in comparison.titles)
+    fused = sum("plugin" in row.change for row in comparison.rows)
+    context = {"comparison": comparison, "parts_of": by_kind, "limit": _COMPARED, "fused": fused}
+    render("compare.html.j2", path, {}, title=title, subtitle=device(comparison.engines[-1]), **context)
+
+
+def write_llm_page(view: dict[str, Any], peaks: Peaks, path: Path) -> None:
+    """Prefill and decode of a language model on one device."""
+    subtitle = f"{view['weight_type']} weights, {view['kv_type']} cache"
+    render("llm.html.j2", path, {}, subtitle=subtitle, view=view, peaks=peaks, chart=charts.curves(view, peaks))
 
 
 def _layer_data(analysis: Analysis) -> dict[str, Any]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 from cutefuse.engines.kinds import KINDS
 from cutefuse.engines.layers import Layer, layer_bytes
 from cutefuse.engines.tensors import Tensor
-from cutefuse.report.draw.labels import Labels
 from cutefuse.report.draw.layout import NODE_HEIGHT, NODE_WIDTH, Drawing
 from cutefuse.report.read.engine import Engine
 from cutefuse.report.read.graph import Edge
 from cutefuse.table import time_text
 
-# Colours of a file that stands alone; pages define the same variables for light and dark.
-_STYLE = """
-svg{--bg:#f7f8fa;--ink:#1c2430;--mute:#67707f;--line:#c9d0da;--card:#fff;--k-plugin:#12805c;--k-conv:#2f6fde;--k-gemm:#6a4fd8;
---k-attention:#a33fb5;--k-softmax:#c2458a;--k-norm:#0f8b9e;--k-pointwise:#b7860b;--k-pool:#5b7f95;--k-foreign:#8b5e3c;--k-copy:#d9480f;
---k-noop:#b4bcc8;--k-other:#7d8796;--heat:#d9480f;font-family:system-ui,sans-serif;background:#f7f8fa}
-"""
+# Colours of a file that stands alone: the light ones of pages, which are light-dark(in light, in dark).
+CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+_LIGHT = "".join(f"{name}:{light};" for name, light in re.findall(r"(--[\w-]+):light-dark\(([^,()]+),", CSS))
+_STYLE = f"svg{{{_LIGHT}font-family:system-ui,sans-serif;background:var(--bg)}}"
 GRAPH_STYLE = """
 .g-n use{fill:var(--card);stroke:var(--line)}.g-n .g-h{fill:var(--heat);stroke:none}
 .g-n text{fill:var(--ink);font-size:12px}
@@ -28,8 +29,52 @@ GRAPH_STYLE = """
 .g-l,.g-io{fill:var(--mute);font-size:10px;paint-order:stroke;stroke:var(--bg);stroke-width:3px}.g-io{fill:var(--k-plugin);font-weight:600}
 """ + "".join(f".g-n .k-{kind}{{fill:var(--k-{kind});stroke:none}}" for kind in KINDS)
 
-
 _RICH_LIMIT = 3000
+_LINE = 11.0  # from one line of a label to the next, in pixels
+_CHARACTER = 6.4  # at most, of a label's font on average
+_LINES = 3
+_GAP = 7.0  # beside an edge
+
+
+@dataclass(frozen=True)
+class _Label:
+    """A text at the start (or end) of its line; `y` is the base line."""
+
+    text: str
+    x: float
+    y: float
+    ends: bool = False  # at x, instead of beginning there
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Left and right border in pixels, by the widest characters that a browser may take."""
+        width = _CHARACTER * len(self.text)
+        return (self.x - width, self.x) if self.ends else (self.x, self.x + width)
+
+
+class _Labels:
+    """Labels of a drawing of this width that were placed so far, so that none lies on another."""
+
+    def __init__(self, width: float) -> None:
+        self._width = width
+        self._rows: dict[int, list[_Label]] = defaultdict(list)
+
+    def place(self, text: str, x: float, y: float, up: bool) -> _Label | None:
+        """A free place on either side of x, from the line at y downwards or `up`; None where all are taken."""
+        for line in range(_LINES):
+            at = y - _LINE * line if up else y + _LINE * line
+            for label in (_Label(text, x + _GAP, at), _Label(text, x - _GAP, at, ends=True)):
+                left, right = label.span
+                if left >= 0 and right <= self._width and not self._taken(label):
+                    self._rows[int(at // _LINE)].append(label)
+                    return label
+        return None
+
+    def _taken(self, label: _Label) -> bool:
+        left, right = label.span
+        row = int(label.y // _LINE)
+        near = (other for r in (row - 1, row, row + 1) for other in self._rows.get(r, ()))
+        return any(abs(other.y - label.y) < _LINE and left < other.span[1] and other.span[0] < right for other in near)
 
 
 def number(value: float) -> str:
@@ -81,7 +126,7 @@ def graph(engine: Engine, edges: list[Edge], drawing: Drawing, standalone: bool)
 def _labels(edges: list[Edge], drawing: Drawing, rich: bool) -> list[str]:
     """Inputs and outputs of the engine above and below the layers that take and make them, and under each layer the
     types, layouts and sizes of the tensors that it hands on. One that finds no free place is left to the tooltip."""
-    labels = Labels(drawing.width)
+    labels = _Labels(drawing.width)
     out: list[str] = []
 
     def place(kind: str, content: str, x: float, y: float, up: bool = False) -> None:

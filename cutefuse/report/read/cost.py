@@ -11,7 +11,7 @@ from cutefuse.engines.layers import Layer, count_of, weight_bytes
 from cutefuse.engines.tensors import Tensor
 from cutefuse.match.site import FUSED
 from cutefuse.report.read.engine import Engine
-from cutefuse.roofline.peaks import Peaks
+from cutefuse.roofline.peaks import Peaks, Roof
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,11 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Placement:
+class Placement(Roof):
     """Where a layer lies under the roof."""
 
     achieved_tflops: float
-    attainable_tflops: float
     percent_of_roof: float
-    bound: str  # "memory" or "compute": which side of the ridge
-    floor_us: float
 
 
 def layer_cost(engine: Engine, layer: Layer) -> Cost:
@@ -60,8 +57,8 @@ def place(peaks: Peaks, precision: str, cost: Cost, time_us: float) -> Placement
     roof = peaks.roof(precision, cost.flops, cost.size_bytes)
     if roof is None or not roof.floor_us:
         return None
-    achieved = cost.flops / time_us / 1e6
-    return Placement(achieved, roof.attainable_tflops, 100 * roof.floor_us / time_us, roof.bound, roof.floor_us)
+    return Placement(**vars(roof), achieved_tflops=cost.flops / time_us / 1e6,
+                     percent_of_roof=100 * roof.floor_us / time_us)  # fmt: skip
 
 
 def _bytes(layer: Layer) -> float | None:

@@ -36,9 +36,10 @@ def moves(engine: Engine) -> list[Move]:
     found = []
     for layer in engine.layers:
         if layer.kind == "copy":
+            # A tensor that several layers write is a concatenation, whose convolutions write in place.
+            origin = "concat" if any(makers[t.name] > 1 for t in layer.outputs) else layer.origin
             around = _list(" from ", sources[layer.index]) + _list(" for ", targets[layer.index])
-            reason = _what(layer, makers) + around
-            found.append(Move(layer.index, _origin(layer, makers), layer_bytes(layer), reason))
+            found.append(Move(layer.index, origin, layer_bytes(layer), _what(layer, origin) + around))
     return sorted(found, key=lambda move: -move.size_bytes)
 
 
@@ -59,16 +60,9 @@ def _list(word: str, names: list[str]) -> str:
     return word + some(list(dict.fromkeys(names)), 2) if names else ""
 
 
-def _origin(layer: Layer, makers: Counter[str]) -> str:
-    """As `copy_origin`; a tensor that several layers write is a concatenation, whose convolutions write in place."""
-    joint = any(makers[tensor.name] > 1 for tensor in layer.outputs)
-    return "concat" if joint else layer.origin
-
-
-def _what(layer: Layer, makers: Counter[str]) -> str:
+def _what(layer: Layer, origin: str) -> str:
     """What a copy does with its tensors, and what it computes on the way."""
     before, after = layer.first
-    origin = _origin(layer, makers)
     if origin == "concat":
         count = len(layer.inputs)
         text = f"lays {count} tensors side by side" if count > 1 else "writes a part of a joint tensor"

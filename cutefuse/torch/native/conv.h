@@ -12,11 +12,6 @@ using Ints = at::IntArrayRef;
 using PackedConv = std::vector<Tensor>(at::TensorList, c10::string_view, Ints, Ints, Ints, Ints, Ints, Ints, Ints, Ints,
                                        double, double, double, std::int64_t);
 
-inline auto const &packed_conv_op() {
-  static auto const op = operator_named<PackedConv>("cutefuse::packed_conv");
-  return op;
-}
-
 // An image [N, K, P, Q] in channels-last memory with `wide` elements in a pixel.
 inline Tensor empty_image(std::int64_t N, std::int64_t K, std::int64_t P, std::int64_t Q, std::int64_t wide,
                           Tensor const &beside) {
@@ -80,8 +75,9 @@ inline std::vector<Tensor> packed_conv_autograd(c10::DispatchKeySet keys, at::Te
                                                 Ints outputs, double alpha, double lo, double hi, std::int64_t tile) {
   auto made = [&] {
     at::AutoDispatchBelowADInplaceOrView const below;
-    return packed_conv_op().redispatch(keys & c10::after_autograd_keyset, inputs, op_type, channels, kernel_shape,
-                                       strides, pads, dilations, starts, upsample, outputs, alpha, lo, hi, tile);
+    return operator_named<PackedConv>("cutefuse::packed_conv")
+        .redispatch(keys & c10::after_autograd_keyset, inputs, op_type, channels, kernel_shape, strides, pads,
+                    dilations, starts, upsample, outputs, alpha, lo, hi, tile);
   }();
   if (torch::autograd::compute_requires_grad(inputs)) {
     torch::autograd::set_history(

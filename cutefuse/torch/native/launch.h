@@ -44,7 +44,7 @@ struct Operands {
 struct Library {
   char const *(*run)(void const *plan, Operands const *operands);
   std::int32_t (*current_stream)(std::int32_t device, void **stream);
-  PyObject *python;  // compiled.InPython: plans, and the operators on types that no kernel takes
+  PyObject *python;  // `loaded.python` of compiled.py: plans, and the operators on types that no kernel takes
   int generation;    // counts the libraries that were handed over: plans of another one are no good
 };
 inline Library library{};
@@ -151,8 +151,6 @@ Kept const &plan_of(Key const &key, Make const &make) {
   return plans[key] = Kept{std::move(plan), workspace_bytes, std::move(copies), std::move(outputs)};
 }
 
-inline void *address_of(Tensor const &t) { return t.defined() ? t.data_ptr() : nullptr; }
-
 // Enqueues a plan over addresses on the stream that is current on the device of `beside`.
 inline void enqueue(Kept const &kept, void const *const *inputs, void *const *outputs, Tensor const &beside) {
   Operands operands{inputs, outputs, nullptr, kept.workspace_bytes, nullptr};
@@ -168,9 +166,11 @@ inline void enqueue(Kept const &kept, void const *const *inputs, void *const *ou
 
 inline std::vector<Maybe> listed(std::initializer_list<Maybe> tensors) { return tensors; }
 
+// The operator of this name, found once; every operator of ours has a signature of its own.
 template <class Signature>
-c10::TypedOperatorHandle<Signature> operator_named(char const *name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+auto const &operator_named(char const *name) {
+  static auto const found = c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+  return found;
 }
 
 inline void check_device(Tensor const &t, Tensor const &x, char const *what) {

@@ -43,9 +43,10 @@ PyObject *call_norm(PyObject *, PyObject *const *arguments, Py_ssize_t count) {
     pybind11::gil_scoped_release const released;
     OnlyY const wanted;
     if constexpr (kLayer) {
-      return std::get<0>(layer_norm_op().call(x, std::nullopt, weight, bias, epsilon));
+      return std::get<0>(
+          operator_named<LayerNorm>("cutefuse::layer_norm").call(x, std::nullopt, weight, bias, epsilon));
     } else {
-      return std::get<0>(rms_norm_op().call(x, std::nullopt, weight, epsilon));
+      return std::get<0>(operator_named<RmsNorm>("cutefuse::rms_norm").call(x, std::nullopt, weight, epsilon));
     }
   }();
   return THPVariable_Wrap(std::move(y));
@@ -66,7 +67,8 @@ PyMethodDef methods[] = {
 // -------------------------------------------------------------------------------------------------------- registration
 
 // Takes over the operators for tensors of a device ("cuda"; tests take "cpu"). run, current_stream: addresses of
-// cutefuse_run and of PyTorch's aoti_torch_get_current_cuda_stream. python: a compiled.InPython, which stays for good.
+// cutefuse_run and of PyTorch's aoti_torch_get_current_cuda_stream. python: `loaded.python` of compiled.py, which stays
+// for good.
 void enable(std::string const &device, std::uintptr_t run, std::uintptr_t current_stream, pybind11::object python) {
   at::DeviceType const type = c10::Device(device).type();
   library = {reinterpret_cast<decltype(Library::run)>(run),

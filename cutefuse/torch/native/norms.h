@@ -18,19 +18,6 @@ using LayerNorm = Four(Tensor const &, Maybe const &, Maybe const &, Maybe const
 using Backward = Three(Tensor const &, Maybe const &, Tensor const &, Maybe const &, Maybe const &, Tensor const &,
                        std::optional<at::ScalarType>);
 
-inline auto const &rms_norm_op() {
-  static auto const op = operator_named<RmsNorm>("cutefuse::rms_norm");
-  return op;
-}
-inline auto const &layer_norm_op() {
-  static auto const op = operator_named<LayerNorm>("cutefuse::layer_norm");
-  return op;
-}
-inline auto const &backward_op() {
-  static auto const op = operator_named<Backward>("cutefuse::row_norm_backward");
-  return op;
-}
-
 // ------------------------------------------------------------------------------------------------------- the kernels
 
 inline pybind11::dict attributes(double epsilon, bool layer) {
@@ -75,8 +62,8 @@ inline Four forward(Tensor const &x, Maybe const &residual, Maybe const &weight,
     total = empty({0}, x.scalar_type(), x);
   }
   if (layer) mean = empty({rows}, at::kFloat, x);
-  void *const outputs[4] = {y.data_ptr(), residual.has_value() ? total.data_ptr() : nullptr, address_of(mean),
-                            rstd.data_ptr()};
+  void *const outputs[4] = {y.data_ptr(), residual.has_value() ? total.data_ptr() : nullptr,
+                            layer ? mean.data_ptr() : nullptr, rstd.data_ptr()};
   Kept const &kept = plan_of(key, [&] {
     auto const made = listed({y, residual.has_value() ? Maybe(total) : Maybe(), layer ? Maybe(mean) : Maybe(), rstd});
     return in_python<Planned>("plan_norm", "CuteRowNormForward", listed({x, residual, weight, bias}), made,
@@ -158,8 +145,9 @@ struct NormBackward final : Node {
       // Nothing records a first derivative; the guard saves the way through autograd.
       std::optional<at::AutoDispatchBelowADInplaceOrView> below;
       if (!at::GradMode::is_enabled() && is_quiet()) below.emplace();
-      return backward_op().call(dy, dsum, normalised, optional_of(weight.unpack()), optional_of(mean.unpack()),
-                                rstd.unpack(), bias_type);
+      return operator_named<Backward>("cutefuse::row_norm_backward")
+          .call(dy, dsum, normalised, optional_of(weight.unpack()), optional_of(mean.unpack()), rstd.unpack(),
+                bias_type);
     }();
     found[0] = std::get<0>(made);
     if (residual) found[1] = std::get<0>(made);
@@ -214,14 +202,16 @@ auto with_derivative(char const *what, Tensor const &x, Maybe const &residual, M
 inline Three rms_norm_autograd(c10::DispatchKeySet keys, Tensor const &x, Maybe const &residual, Maybe const &weight,
                                double epsilon) {
   return with_derivative("rms_norm", x, residual, weight, std::nullopt, [&] {
-    return rms_norm_op().redispatch(keys & c10::after_autograd_keyset, x, residual, weight, epsilon);
+    return operator_named<RmsNorm>("cutefuse::rms_norm")
+        .redispatch(keys & c10::after_autograd_keyset, x, residual, weight, epsilon);
   });
 }
 
 inline Four layer_norm_autograd(c10::DispatchKeySet keys, Tensor const &x, Maybe const &residual, Maybe const &weight,
                                 Maybe const &bias, double epsilon) {
   return with_derivative("layer_norm", x, residual, weight, bias, [&] {
-    return layer_norm_op().redispatch(keys & c10::after_autograd_keyset, x, residual, weight, bias, epsilon);
+    return operator_named<LayerNorm>("cutefuse::layer_norm")
+        .redispatch(keys & c10::after_autograd_keyset, x, residual, weight, bias, epsilon);
   });
 }
 
@@ -231,7 +221,8 @@ inline Three backward_autograd(c10::DispatchKeySet keys, Tensor const &dy, Maybe
                                std::optional<at::ScalarType> bias_type) {
   auto made = [&] {
     at::AutoDispatchBelowADInplaceOrView const below;
-    return backward_op().redispatch(keys & c10::after_autograd_keyset, dy, dsum, x, weight, mean, rstd, bias_type);
+    return operator_named<Backward>("cutefuse::row_norm_backward")
+        .redispatch(keys & c10::after_autograd_keyset, dy, dsum, x, weight, mean, rstd, bias_type);
   }();
   if (torch::autograd::compute_requires_grad(dy, or_none(dsum), x, or_none(weight))) {
     NodePointer const owner = refusal("cutefuse's norms have no second derivative; use torch.nn where one is needed",
