@@ -11,7 +11,6 @@ import numpy as np
 from onnx import NodeProto
 
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
-from cutefuse.match.answer import Traffic
 from cutefuse.operators.conv_form import Source
 
 MAX_DEPTH = 16  # nodes in front of one source; no real network has more
@@ -124,14 +123,6 @@ def choose(
             note = f"'{plain[i].tensor}' is read as it is: {reason}"
             chosen = trial if reason is None else [*chosen[:i], replace(chosen[i], notes=(note,)), *chosen[i + 1 :]]
     return merged(chosen)
-
-
-def traffic(graph: Graph, operands: Sequence[Operand], element_bytes: int) -> dict[str, Traffic]:
-    """Enlarged or taken tensor -> what it costs to write and to read it."""
-    return {
-        name: Traffic(graph.dims(name) or (-1,), element_bytes)
-        for o in operands for node in o.nodes if node.op_type != "Identity" for name in node.output if name
-    }  # fmt: skip
 
 
 def _raised(graph: Graph, down: NodeProto) -> tuple[NodeProto, NodeProto] | tuple[()]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from onnx import NodeProto
 
 from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import Call
-from cutefuse.match.answer import Finder, Match, filled, tensors_of
+from cutefuse.match.answer import Finder, Match, tensors_of
 from cutefuse.operators.op import Cost, FusedOp
 
 FUSED, REFUSED, EXCLUDED, MERGED, LEFT_OUT = "fused", "refused", "excluded", "merged", "left out"
@@ -58,11 +59,11 @@ class Site:
         sizes = self.graph.sizes
         known = next((sizes(name) for name in match.outputs if name), None)
         inputs = [
-            replace(t, dims=filled(t.dims, next(map(sizes, tensors_of(o)), None)))
+            replace(t, dims=_filled(t.dims, next(map(sizes, tensors_of(o)), None)))
             for t, o in zip(call.inputs, match.inputs, strict=True)
         ]
         outputs = [
-            replace(t, dims=filled(t.dims, sizes(name) if name else known))
+            replace(t, dims=_filled(t.dims, sizes(name) if name else known))
             for t, name in zip(call.outputs, match.outputs, strict=True)
         ]
         if any(d < 0 for t in (*inputs, *outputs) for d in t.dims):
@@ -122,3 +123,14 @@ class Site:
             "basis": self.basis,
             "priced_by": self.priced_by,
         }
+
+
+def _filled(dims: Sequence[int], sizes: Sequence[int] | None) -> tuple[int, ...]:
+    """`dims` with the unknown ones (-1) taken from `sizes`, where that has them."""
+    own = tuple(dims)
+    if sizes is not None and len(sizes) == len(own):
+        return tuple(s if d < 0 else d for d, s in zip(own, sizes, strict=True))
+    if sizes is None or own[:1] != (-1,):
+        return own
+    tail = tuple(sizes[len(sizes) - len(own) + 1 :])
+    return tuple(sizes) if tail == own[1:] else own  # not even the rank was known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
@@ -65,10 +66,11 @@ def plan(graph: Graph, sites: Sequence[Site]) -> Plan:
     credited: set[str] = set()
     for site in sites:
         gone = {o for n in site.nodes if id(n) in result.dead for o in n.output} - credited
-        traffic = site.chosen.traffic
-        saved = [traffic[o].bytes(graph.sizes(o)) for o in gone & traffic.keys()]
-        site.bytes_saved = None if None in saved else sum(s for s in saved if s is not None)
-        credited |= gone & traffic.keys()
+        stored = {o: size for o, size in site.chosen.stored.items() if o in gone}
+        sizes = {o: graph.sizes(o) or (-1,) for o in stored}
+        known = all(min(dims) >= 0 for dims in sizes.values())
+        site.bytes_saved = 2 * sum(math.prod(sizes[o]) * size for o, size in stored.items()) if known else None
+        credited |= stored.keys()
     return result
 
 

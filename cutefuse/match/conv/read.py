@@ -14,7 +14,7 @@ from cutefuse.graph.read import ELEM_TYPES, Graph, attribute
 from cutefuse.kernels import Call
 from cutefuse.match.activation import ROUNDING
 from cutefuse.match.after import Affine, composed
-from cutefuse.match.answer import Constant, Refusal, Traffic
+from cutefuse.match.answer import Constant, Refusal
 from cutefuse.match.conv.front import Front, added
 from cutefuse.match.qdq import dequantises
 from cutefuse.operators.conv_form import Form, Source, form_of, most_spread
@@ -68,19 +68,6 @@ class Facts:
     def of_channels(self, values: np.ndarray) -> np.ndarray:
         """What the graph has for each channel of the output, for our filters."""
         return np.tile(values, self.spread**2)
-
-
-def traffic(graph: Graph, site: Front, facts: Facts, element_bytes: int) -> dict[str, Traffic]:
-    """Joined, pooled or sliced tensor -> what it costs to write and to read it."""
-    batch, _, height, width = facts.sources[0]
-    joined = [c.output[0] for c in site.concats]
-    # The outer one, which comes first, has the channels of the filter.
-    channels = {t: (graph.dims(t) or (0, -1))[1] if i else facts.weight_dims[1] for i, t in enumerate(joined)}
-    made = [n.output[0] for n in site.nodes if n.op_type not in ("Identity", "Dropout", "Pad")]
-    return {
-        t: Traffic((batch, channels[t], height, width) if t in channels else graph.dims(t) or (-1,), element_bytes)
-        for t in made
-    }
 
 
 def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:

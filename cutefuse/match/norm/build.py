@@ -10,7 +10,7 @@ from onnx import NodeProto
 
 from cutefuse.graph.numbers import ELEMENT_BYTES
 from cutefuse.graph.read import Graph
-from cutefuse.match.answer import Constant, Finder, Match, Refusal, Traffic
+from cutefuse.match.answer import Constant, Finder, Match, Refusal
 from cutefuse.match.norm import read as norm_facts
 from cutefuse.operators import row_norm
 
@@ -66,5 +66,5 @@ class NormSites(Finder):
             inputs, outputs = (*norm.total.input, *parameters), (norm.y, norm.x if needed else "")
         made = [o for n in norm.nodes for o in n.output if o and o not in outputs]
         wide = [o for o in made if norm_facts.last_size(graph, o) == columns]
-        saved = {o: Traffic(dims, ELEMENT_BYTES.get(graph.dtype(o) or dtype, 4)) for o in wide}
-        return Match(call, norm.nodes, inputs, outputs, saved)
+        stored = {o: ELEMENT_BYTES.get(graph.dtype(o) or dtype, 4) for o in wide}
+        return Match(call, norm.nodes, inputs, outputs, stored)
