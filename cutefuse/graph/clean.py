@@ -17,7 +17,7 @@ from pathlib import Path
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from cutefuse.graph.fold import fold
-from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, reads_of, remove, set_nodes
+from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, reads_of, replace_nodes
 from cutefuse.graph.shapes import believed, inferred
 
 ROUNDS = 64  # of inference, folding and removal; each but the last makes something known
@@ -182,9 +182,5 @@ def tidy(model: ModelProto, cleaned: Cleaned) -> None:
     read = {name for n in nodes for name in reads_of(n)} | graph.outputs
     dropped = {name for n in graph.nodes for name in n.input} - read
     nodes = [n for n in nodes if n.op_type != "Constant" or n.output[0] not in dropped]
-    set_nodes(model.graph, nodes)
-    gone, made_now = dropped & graph.initializers.keys(), {o for n in nodes for o in n.output}
-    remove(model.graph.initializer, lambda t: t.name in gone)
-    remove(model.graph.input, lambda v: v.name in gone)
-    remove(model.graph.value_info, lambda v: graph.producer(v.name) is not None and v.name not in made_now)
+    replace_nodes(model.graph, nodes)
     model.graph.initializer.extend(value for name, value in values.items() if name in read)

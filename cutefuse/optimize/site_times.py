@@ -34,11 +34,11 @@ def pricing(tuner: Tuner) -> Pricing:
 
     def priced(graph: Graph, sites: Sequence[Site]) -> Prices:
         doomed = plan(graph, sites)
-        groups = _groups(sites, doomed.dead)
+        groups = _groups(sites, doomed)
         found: dict[int, Price] = {}
         try:
             for group in track(groups, "timing sites on the GPU", len(groups)):
-                found |= dict(zip(map(id, group), _price(tuner, graph, group, doomed.dead), strict=True))
+                found |= dict(zip(map(id, group), _price(tuner, graph, group, doomed), strict=True))
         finally:
             tuner.cache.save()  # what was timed before an interruption is kept as well
         return lambda site: found[id(site)]

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
-from cutefuse.graph.read import Graph, attribute, label, remove, set_nodes
+from cutefuse.graph.read import Graph, attribute, label, replace_nodes
 from cutefuse.rewrite.apply import fresh
 from cutefuse.select.rules_tensorrt import shortcut_fault
 
@@ -84,8 +84,7 @@ def write(model: onnx.ModelProto, silus: Sequence[Silu]) -> None:
             nodes += _tanh_form(silu, node.name, halves[silu.dtype], taken)
         elif not gates & set(node.output):
             nodes.append(node)
-    set_nodes(model.graph, nodes)
-    remove(model.graph.value_info, lambda v: v.name in gates)
+    replace_nodes(model.graph, nodes)
 
 
 def _tanh_form(silu: Silu, name: str, half: str, taken: set[str]) -> list[NodeProto]:

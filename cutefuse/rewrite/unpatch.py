@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from cutefuse.errors import CutefuseError, NothingToPatch
 from cutefuse.graph.body import DOMAIN, FORMAL
-from cutefuse.graph.read import Graph, read_tensor, remove, run_node, set_nodes
+from cutefuse.graph.read import Graph, read_tensor, remove, replace_nodes, run_node
 from cutefuse.graph.shapes import inferred
 from cutefuse.graph.store import Writer, check_apart, data_path, inlined, load_model, uses_external_data, writer
 from cutefuse.operators.function import body_for, fused_nodes, graph_call
@@ -86,7 +86,6 @@ def _fold(model: ModelProto, folder: Path, kept: set[str], out: Writer) -> None:
     values: dict[str, np.ndarray] = {}
     constants: dict[str, TensorProto] = {}
     nodes: list[NodeProto] = []
-    consumed: set[str] = set()
     for node in graph.nodes:
         results = None if kept & set(node.output) else _evaluate(graph, node, values)
         if results is None:
@@ -96,16 +95,12 @@ def _fold(model: ModelProto, folder: Path, kept: set[str], out: Writer) -> None:
             nodes.append(node)
         else:
             values.update(zip(node.output, results, strict=True))
-            consumed.update(name for name in node.input if name in graph.initializers)
         for name in node.input:
             reads[name] -= 1
             if not reads[name]:
                 values.pop(name, None)
-    nodes = _without_dead(nodes, kept, graph)
+    replace_nodes(model.graph, nodes := _without_dead(nodes, kept, graph))
     used = {name for n in nodes for name in n.input}
-    gone = {name for name in consumed - used if not graph.escapes(name)}
-    remove(model.graph.initializer, lambda t: t.name in gone)
-    set_nodes(model.graph, nodes)
     model.graph.initializer.extend(t for name, t in constants.items() if name in used)
 
 
