@@ -14,6 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from cutefuse.errors import CutefuseError, NothingToPatch
 from cutefuse.graph.body import DOMAIN, FORMAL
+from cutefuse.graph.cut import needed
 from cutefuse.graph.read import Graph, read_tensor, remove, replace_nodes, run_node
 from cutefuse.graph.shapes import inferred
 from cutefuse.graph.store import Writer, check_apart, data_path, inlined, load_model, uses_external_data, writer
@@ -99,7 +100,9 @@ def _fold(model: ModelProto, folder: Path, kept: set[str], out: Writer) -> None:
             reads[name] -= 1
             if not reads[name]:
                 values.pop(name, None)
-    replace_nodes(model.graph, nodes := _without_dead(nodes, kept, graph))
+    wanted = [o for n in nodes for o in n.output if o in kept or graph.escapes(o)]
+    nodes, _ = needed(nodes, wanted, lambda name: False)
+    replace_nodes(model.graph, nodes)
     used = {name for n in nodes for name in n.input}
     model.graph.initializer.extend(t for name, t in constants.items() if name in used)
 
@@ -118,16 +121,6 @@ def _evaluate(graph: Graph, node: NodeProto, values: Mapping[str, np.ndarray]) -
         else:
             return None
     return run_node(node, graph.opset, operands)
-
-
-def _without_dead(nodes: list[NodeProto], kept: set[str], graph: Graph) -> list[NodeProto]:
-    needed: set[str] = set()
-    alive = []
-    for node in reversed(nodes):
-        if any(o in needed or o in kept or graph.escapes(o) for o in node.output) or not node.output:
-            alive.append(node)
-            needed.update(node.input)
-    return alive[::-1]
 
 
 def _rename(model: ModelProto, sites: Mapping[str, Sequence[str]]) -> None:
