@@ -15,7 +15,7 @@ from cutefuse.operators.conv_form import Source
 
 MAX_DEPTH = 16  # nodes in front of one source; no real network has more
 UPSAMPLE, RANGES = KINDS = ("upsample", "ranges")
-_OPERATORS = {UPSAMPLE: {"Resize", "Upsample"}, RANGES: {"Split", "Slice"}}
+OPERATORS = {UPSAMPLE: {"Resize", "Upsample"}, RANGES: {"Split", "Slice"}}
 _WIDE = frozenset(ELEM_TYPES[name] for name in ("int32", "int64", "float32", "float64"))
 HALVES = ("float16", "bfloat16")
 MAX_FACTOR = 64  # float32 coordinates of larger factors are not exact on every runtime
@@ -97,12 +97,6 @@ def merged(operands: Sequence[Operand]) -> tuple[Operand, ...]:
                 continue
         result.append(right)
     return tuple(result)
-
-
-def kinds_of(operands: Sequence[Operand]) -> frozenset[str]:
-    """The kinds of views between the operands and their tensors."""
-    names = {n.op_type for o in operands for n in o.nodes}
-    return frozenset(kind for kind, types in _OPERATORS.items() if names & types)
 
 
 def choose(

@@ -59,11 +59,11 @@ class Site:
         sizes = self.graph.sizes
         known = next((sizes(name) for name in match.outputs if name), None)
         inputs = [
-            replace(t, dims=_filled(t.dims, next(map(sizes, tensors_of(o)), None)))
+            replace(t, dims=filled(t.dims, next(map(sizes, tensors_of(o)), None)))
             for t, o in zip(call.inputs, match.inputs, strict=True)
         ]
         outputs = [
-            replace(t, dims=_filled(t.dims, sizes(name) if name else known))
+            replace(t, dims=filled(t.dims, sizes(name) if name else known))
             for t, name in zip(call.outputs, match.outputs, strict=True)
         ]
         if any(d < 0 for t in (*inputs, *outputs) for d in t.dims):
@@ -125,7 +125,7 @@ class Site:
         }
 
 
-def _filled(dims: Sequence[int], sizes: Sequence[int] | None) -> tuple[int, ...]:
+def filled(dims: Sequence[int], sizes: Sequence[int] | None) -> tuple[int, ...]:
     """`dims` with the unknown ones (-1) taken from `sizes`, where that has them."""
     own = tuple(dims)
     if sizes is not None and len(sizes) == len(own):

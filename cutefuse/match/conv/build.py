@@ -283,7 +283,9 @@ def _built(
     read = (*operands, *([added] if added else []))
     between = {id(n): n for o in read for n in o.nodes}
     stored = _stored(facts, (*between.values(), *site.nodes), chain)
-    takes = views.kinds_of(read) | ({RESIDUAL} if chain.residual else set())
+    crossed = {n.op_type for n in between.values()}
+    takes = frozenset(kind for kind, types in views.OPERATORS.items() if types & crossed)
+    takes |= {RESIDUAL} if chain.residual else set()
     takes |= {SPREAD} if facts.transposed or facts.spread > 1 else set()
     if not site.concats:
         takes |= {SINGLE} if takes or facts.make or not chain.is_empty else {SINGLE, ALONE}
