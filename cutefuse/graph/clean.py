@@ -11,7 +11,7 @@ copied here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
@@ -32,13 +32,15 @@ class Cleaned:
     no_ops: output of each node without effect -> the tensor that has the same value.
     folded: tensor that nodes of the model compute -> its value.
     note: why constants were left, one sentence; "" where none were. stale: the same of noted sizes.
+
+    A graph that is not to be cleaned stands for itself: `Cleaned(graph, graph)`.
     """
 
     graph: Graph
     whole: Graph
-    no_ops: Mapping[str, str]
-    folded: Mapping[str, TensorProto]
-    note: str
+    no_ops: Mapping[str, str] = field(default_factory=dict)
+    folded: Mapping[str, TensorProto] = field(default_factory=dict)
+    note: str = ""
     stale: str = ""
 
     def originals(self, nodes: tuple[NodeProto, ...]) -> tuple[NodeProto, ...]:
@@ -60,11 +62,6 @@ class Cleaned:
         """The copy as it is on inputs of these sizes."""
         stored = self.graph.initializers
         return Graph(self.graph.model, self.graph.folder, inferred(self.graph.model, stored, sizes), stored)
-
-
-def unchanged(graph: Graph) -> Cleaned:
-    """A graph that stands for itself, for one that is not to be cleaned."""
-    return Cleaned(graph, graph, {}, {}, "")
 
 
 def clean(model: ModelProto, folder: Path) -> Cleaned:

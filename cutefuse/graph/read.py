@@ -248,10 +248,6 @@ class Graph:
             if node is not None:
                 pending += filter(None, reads_of(node))
 
-    def depends(self, tensor: str, on: str) -> bool:
-        """Whether the tensor is computed from another one, or is that one."""
-        return on in self.behind([tensor])
-
     def sizes(self, tensor: str) -> tuple[int, ...] | None:
         """The sizes of a tensor on inputs of the sizes that figures are for; as `dims` where none were given."""
         return (self.sized.dims(tensor) if self.sized else None) or self.dims(tensor)

@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 from onnx import NodeProto
 
+from cutefuse.graph.numbers import HALVES
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
 from cutefuse.operators.conv_form import Source
 
@@ -17,7 +18,6 @@ MAX_DEPTH = 16  # nodes in front of one source; no real network has more
 UPSAMPLE, RANGES = KINDS = ("upsample", "ranges")
 OPERATORS = {UPSAMPLE: {"Resize", "Upsample"}, RANGES: {"Split", "Slice"}}
 _WIDE = frozenset(ELEM_TYPES[name] for name in ("int32", "int64", "float32", "float64"))
-HALVES = ("float16", "bfloat16")
 MAX_FACTOR = 64  # float32 coordinates of larger factors are not exact on every runtime
 
 # Output pixel x of an enlargement by u -> coordinate in the input (ONNX, Resize), where that does not depend on sizes.

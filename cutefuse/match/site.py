@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -93,6 +93,14 @@ class Site:
             self.take(replace(smaller, notes=(*smaller.notes, *note)))
         return smaller is not None
 
+    def settle(self, against: Callable[[Match], str | None]) -> bool:
+        """Take the first smaller match that nothing is said against, or refuse the site; whether a match is left."""
+        while reason := against(self.chosen):
+            if not self.fall_back(reason):
+                self.refuse(REFUSED, reason)
+                return False
+        return True
+
     def as_json(self) -> dict[str, Any]:
         """The site as patch.json holds it; sizes are -1 where unknown, figures that need them None."""
         call, cost = self.match.call if self.match else None, self.cost
@@ -107,7 +115,7 @@ class Site:
             "notes": list(self.match.notes) if self.match else [],
             "title": self.op.title(sized) if sized else None,
             "nodes": [label(n) for n in self.nodes],
-            "inputs": [t for i in self.match.inputs for t in tensors_of(i)] if self.match else [],
+            "inputs": list(self.match.read) if self.match else [],
             "outputs": list(self.match.outputs) if self.match else [],
             "shapes": {
                 "inputs": [list(t.dims) for t in call.inputs] if call else [],

@@ -161,20 +161,14 @@ def info_of(
     return helper.make_tensor_value_info(tensor, ELEM_TYPES[dtype], known)
 
 
-def _fused_node(
-    site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int,
-    known: dict[Hashable, list[onnx.AttributeProto]],
-) -> NodeProto:  # fmt: skip
-    """The node of a site; `known` holds the attributes of the nodes made before, since many are alike."""
+def _fused_node(site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int) -> NodeProto:
+    """The node of a site."""
     call, origins = site.chosen.call, [label(n) for n in site.nodes]
     node = helper.make_node(
         call.op_type, inputs, outputs, name=site.name, domain=DOMAIN, doc_string=f"cutefuse: {', '.join(origins)}"
     )
-    key = (call.key, site.tile)
-    if key not in known:
-        attributes = node_attributes(call, site.tile)
-        known[key] = [helper.make_attribute(name, value) for name, value in attributes.items()]
-    node.attribute.extend(known[key])
+    attributes = node_attributes(call, site.tile)
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
     if ir_version >= 10:
         node.metadata_props.add(key="cutefuse.nodes", value=json.dumps(origins))
     return node
@@ -272,12 +266,11 @@ class _Casts:
         self.up: dict[int, NodeProto] = {}  # back to the graph's type; superfluous when only our sites read the result
         self._names = names
         self._lowered: dict[tuple[str, str], str] = {}
-        self._attributes: dict[Hashable, list[onnx.AttributeProto]] = {}
 
     def around(self, site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int) -> list[NodeProto]:
         """The fused node, in the graph's type or between Casts."""
         if not site.cast_from:
-            return [_fused_node(site, inputs, outputs, ir_version, self._attributes)]
+            return [_fused_node(site, inputs, outputs, ir_version)]
         match, call = site.chosen, site.chosen.call
         before, after, low_inputs, low_outputs = list[NodeProto](), list[NodeProto](), list[str](), list[str]()
         for name, tensor, operand in zip(inputs, call.inputs, match.inputs, strict=True):
@@ -291,7 +284,7 @@ class _Casts:
             low_outputs.append(low)
             after.append(self._names.cast(low, name, site.cast_from))
         self.up.update((id(n), n) for n in after)
-        node = _fused_node(site, low_inputs, low_outputs, ir_version, self._attributes)
+        node = _fused_node(site, low_inputs, low_outputs, ir_version)
         return [*before, node, *after]
 
     def described(self, graph: Graph) -> list[onnx.ValueInfoProto]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from cutefuse.graph.numbers import LARGEST
 from cutefuse.graph.read import attribute, label, set_nodes
 
-LARGEST = 65504.0
 # A bound or a mask: the largest number of the type says the same there (Clip, Where, an Add of -3.4e38 before Softmax).
 _BOUNDS = ("Clip", "Min", "Max", "Where", "Pad", "ConstantOfShape", "Identity", "Cast", "Shape")
 _MASKS = ("Add", "Sub")
@@ -36,7 +36,7 @@ def overflows(model: ModelProto) -> list[Overflow]:
             if name not in large or node.op_type in _BOUNDS:
                 continue
             least, most = large[name]
-            if node.op_type not in _MASKS or most > LARGEST:
+            if node.op_type not in _MASKS or most > LARGEST["float16"]:
                 found.append(Overflow(label(node), name, most if most >= -least else least))
     return found
 
@@ -77,4 +77,4 @@ def _extremes(value: np.ndarray) -> tuple[float, float] | None:
         if not np.isfinite((least, most)).all():  # float16 has infinity and NaN itself
             finite = value[np.isfinite(value)]
             least, most = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    return (least, most) if max(-least, most) > LARGEST else None
+    return (least, most) if max(-least, most) > LARGEST["float16"] else None

@@ -168,7 +168,6 @@ class Wiring:
     gone: Tally = field(default_factory=Tally)
     convolutions: Sequence[NodeProto] = ()
     _sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    _pointwise: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)  # by the id of a node
     _concats: dict[str, list[NodeProto]] = field(default_factory=dict, compare=False, repr=False)
 
     def fused(self, *matches: Match) -> Wiring:
@@ -208,7 +207,7 @@ class Wiring:
         return Wiring(
             self.graph, self.engine, self.device, self.position, self.made.copy(), self.read.copy(),
             self.given.copy(), self.low_made.copy(), self.low_read.copy(), self.awaited.copy(), self.gone.copy(),
-            self.convolutions, self._sources, self._pointwise, self._concats,
+            self.convolutions, self._sources, self._concats,
         )  # fmt: skip
 
     def _beside(self, match: Match) -> Wiring:
@@ -344,12 +343,9 @@ class Wiring:
 
     def is_pointwise(self, conv: NodeProto) -> bool:
         """Whether a convolution's filter is 1x1, over every pixel and all channels."""
-        if (known := self._pointwise.get(id(conv))) is None:
-            dims = self.graph.dims(conv.input[1]) if len(conv.input) > 1 else None
-            plain = all(s == 1 for s in attribute(conv, "strides", (1, 1))) and attribute(conv, "group", 1) == 1
-            known = dims is not None and tuple(dims[2:]) == (1, 1) and plain and not any(attribute(conv, "pads", (0,)))
-            self._pointwise[id(conv)] = known
-        return known
+        dims = self.graph.dims(conv.input[1]) if len(conv.input) > 1 else None
+        plain = all(s == 1 for s in attribute(conv, "strides", (1, 1))) and attribute(conv, "group", 1) == 1
+        return dims is not None and tuple(dims[2:]) == (1, 1) and plain and not any(attribute(conv, "pads", (0,)))
 
     def _is_gated(self, node: NodeProto) -> bool:
         """Whether an elementwise node combines an image with less than an image, as the end of squeeze and excitation:

@@ -27,7 +27,7 @@ from cutefuse.match.conv.pools import POOLS, wider
 from cutefuse.match.conv.spread import SPREAD, spread_of
 from cutefuse.match.explain import behind_concat
 from cutefuse.match.pre_activation import PreActivation, fronts, grouped, pre_activation
-from cutefuse.match.quant.read import is_quantised
+from cutefuse.match.quant.read import quantised_front
 from cutefuse.match.sizes import shape_of
 from cutefuse.operators import concat_conv, conv_form, conv_math
 from cutefuse.operators.conv_call import make_call, sources_of
@@ -348,7 +348,7 @@ class ConvSites(Finder):
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
         if node.domain not in ("", "ai.onnx") or len(node.input) < 2:
             return None
-        if is_quantised(graph, node, self.layout == NHWC):
+        if quantised_front(graph, node, self.layout == NHWC):
             return None
         if node.op_type == "ConvTranspose":
             found = _spread(graph, node, self.layout)

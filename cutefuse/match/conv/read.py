@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 from onnx import NodeProto
 
+from cutefuse.graph.numbers import FLOATS
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute
 from cutefuse.kernels import Call
 from cutefuse.match.activation import ROUNDING
@@ -20,7 +21,6 @@ from cutefuse.match.qdq import dequantises
 from cutefuse.operators.conv_form import Form, Source, form_of, most_spread
 from cutefuse.operators.conv_math import Geometry, pack, pack_depthwise
 
-DTYPES = ("float32", "float16", "bfloat16")
 GROUPS = "only group=1 and one filter for each channel (depthwise) can be fused"
 LARGEST_FOLDED = 1e30  # a filter beyond it overflows float32 in sums that stayed finite before the fold
 IMPRECISE = "overflows or loses precision"
@@ -84,8 +84,8 @@ def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
     weight_dims, dtype = _constant_type(graph, weight)
     if len(weight_dims) != 4:
         return no(f"the filter has rank {len(weight_dims)}; only 2-D convolutions (rank 4, KCRS) can be fused")
-    if dtype not in DTYPES:
-        return no(f"the filter is {dtype or 'of an unknown type'}; {', '.join(DTYPES)} can be fused, convert the model")
+    if dtype not in FLOATS:
+        return no(f"the filter is {dtype or 'of an unknown type'}; {', '.join(FLOATS)} can be fused, convert the model")
     transposed = conv.op_type == "ConvTranspose"
     K, C, R, S = weight_dims if not transposed else (*weight_dims[1::-1], *weight_dims[2:])
     group = attribute(conv, "group", 1)

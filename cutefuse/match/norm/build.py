@@ -26,7 +26,7 @@ class NormSites(Finder):
         if norm is None or isinstance(norm, Refusal):
             return norm
         alone = replace(norm, total=None, nodes=tuple(n for n in norm.nodes if n is not norm.total))
-        if norm.total is not None and any(graph.depends(p, norm.x) for p in (norm.gamma, norm.beta) if p):
+        if norm.total is not None and norm.x in graph.behind(filter(None, (norm.gamma, norm.beta))):
             norm = alone  # the fused node would wait for a parameter that is computed from the sum that it makes
         found = self._match(graph, norm)
         if isinstance(found, Match) and norm.total is not None:  # another operator may want the Add for itself

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto
 
+from cutefuse.graph.numbers import HALVES
 from cutefuse.graph.read import Graph, attribute, label
 from cutefuse.match.answer import Refusal
 from cutefuse.match.sizes import ALIKE
@@ -16,7 +17,6 @@ from cutefuse.match.sizes import ALIKE
 SINGLE = {"LayerNormalization": True, "RMSNormalization": False, "SimplifiedLayerNormalization": False}
 MAX_DEPTH = 32  # operators that are looked through for a size
 OF_PIXELS = {"InstanceNormalization": "channel", "GroupNormalization": "group of channels"}
-HALVES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)

@@ -64,12 +64,10 @@ def run(state: State, folder: Path) -> None:
 
 def _probes(graph: Graph, sites: Sequence[Site]) -> list[Probe]:
     """Every tensor that a fused site makes for others."""
-    fused = [(s.name, s.chosen, _gain(graph, s.chosen)) for s in sites]
+    made = [(s.name, s.chosen, t) for s in sites for t in s.chosen.outputs if t]
     return [
-        Probe(name, t, _inner(match, t), *_alike(match), gain if t == match.outputs[0] else None)
-        for name, match, gain in fused
-        for t in match.outputs
-        if t
+        Probe(name, t, _inner(match, t), *_alike(match), _gain(graph, match) if t == match.outputs[0] else None)
+        for name, match, t in made
     ]
 
 
