@@ -17,7 +17,7 @@ from cutefuse.errors import CutefuseError
 from cutefuse.graph import fold
 from cutefuse.graph.clean import Cleaned, clean
 from cutefuse.graph.fold import MAX_ELEMENTS
-from cutefuse.graph.read import run_node
+from cutefuse.graph.read import replace_nodes, run_node
 
 CONCAT, CONV = "c = Concat<axis=1>(a, b)", "y = Conv<pads=[1,1,1,1]>({}, w, k)"
 SMALL = {"a": "2,8,9,7", "b": "2,16,9,7"}
@@ -403,3 +403,30 @@ def test_the_report_says_what_was_cleaned(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "model.patch.json").read_text())["clean"]
     assert report == {"written": False, "folded": ["g", "ka"], "no_ops": ["pa", "ps", "q", "sa"], "left": "",
                       "stale_sizes": ""}  # fmt: skip
+
+
+def test_what_only_replaced_nodes_read_or_made_goes_with_them() -> None:
+    """A weight stays that a node still reads, a body captures, the graph gives out or nobody read before."""
+    names = ("gone", "read", "captured", "given", "idle")
+    stored = [numpy_helper.from_array(np.ones(2, np.float32), name) for name in names]
+    known = {
+        n: helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in ("x", "z", "s", "t", "u", "y", *names)
+    }
+    branch = helper.make_graph([helper.make_node("Neg", ["captured"], ["n"])], "b", [], [onnx.ValueInfoProto(name="n")])
+    nodes = [
+        helper.make_node("Add", ["x", "gone"], ["s"]), helper.make_node("Mul", ["s", "z"], ["t"]),
+        helper.make_node("If", ["c"], ["u"], then_branch=branch, else_branch=branch),
+        helper.make_node("Sum", ["t", "u", "read", "captured", "given"], ["y"]),
+    ]  # fmt: skip
+    condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    formals = [known["x"], known["z"], condition, known["gone"], known["read"]]
+    proto = helper.make_graph(nodes, "g", formals, [known["y"], known["given"]], stored)
+    proto.value_info.extend(known[n] for n in ("s", "t", "u"))
+    proto.quantization_annotation.extend(onnx.TensorAnnotation(tensor_name=n) for n in ("s", "t"))
+    replace_nodes(
+        proto, [helper.make_node("Relu", ["x"], ["t"]), nodes[2], helper.make_node("Sum", ["t", "read"], ["y"])]
+    )
+    assert [n.op_type for n in proto.node] == ["Relu", "If", "Sum"]
+    assert [t.name for t in proto.initializer] == ["read", "captured", "given", "idle"]
+    assert [v.name for v in proto.input] == ["x", "z", "c", "read"] and [v.name for v in proto.value_info] == ["t", "u"]
+    assert [q.tensor_name for q in proto.quantization_annotation] == ["t"]
