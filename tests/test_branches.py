@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from graphs import bn_weights, fused_types, graph, run_patch, weights
 
-from cutefuse.rewrite import branches
+from cutefuse.rewrite.passes import branches
 
 VALUES = (
     weights(w=(8, 8, 3, 3), p=(8, 8, 1, 1), k=(8,), wide=(8, 8, 5, 5), across=(8, 8, 1, 3), down=(8, 8, 3, 1))

@@ -11,8 +11,8 @@ from graphs import fused_types, graph, run_patch
 
 from cutefuse.graph.read import Graph
 from cutefuse.graph.shapes import inferred
-from cutefuse.match.answer import filled
 from cutefuse.match.norm.read import last_size
+from cutefuse.match.site import filled
 
 C = 24
 # No shape inference knows how many sizes a Compress keeps, so nothing knows the rank of t.

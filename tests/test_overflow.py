@@ -13,6 +13,7 @@ from onnx import TensorProto, numpy_helper
 
 from cutefuse.commands.patch import main
 from cutefuse.rewrite.overflow import Overflow, overflows
+from cutefuse.rewrite.retype import to_float16
 
 CONV = "c = Concat<axis=1>(a, b) x = Conv(c, w, k) "
 BN = CONV + "n = BatchNormalization(x, gamma, beta, mean, var) y = Relu(n)"
@@ -103,13 +104,11 @@ def test_the_largest_entry_is_named_with_its_sign() -> None:
     assert overflows(graph(CONV + "y = Add(x, v)", PLAIN | {"v": np.float32(7e4)})) == [Overflow("Add_2", "v", 7e4)]
 
 
-def test_a_constant_of_half_a_number_list_is_read() -> None:
-    node = onnx.helper.make_node("Constant", [], ["v"], value_floats=[1.0, 1e6])
-    other = onnx.helper.make_node("Constant", [], ["u"], value_ints=[1, 10**6])
-    mul = onnx.helper.make_node("Mul", ["x", "v"], ["y"], name="m")
-    add = onnx.helper.make_node("Mul", ["x", "u"], ["z"], name="i")
-    model = onnx.helper.make_model(onnx.helper.make_graph([node, other, mul, add], "g", [], []))
-    assert overflows(model) == [Overflow("m", "v", 1e6)]
+def test_a_constant_of_a_number_list_is_read(tmp_path: Path) -> None:
+    body = "v = Constant<value_floats = [1.0e6]>() i = Constant<value_ints = [1000000]>() f = Cast<to = 1>(i)"
+    model = graph(f"{CONV} {body} t = Mul(x, f) y = Mul(t, v)", PLAIN)
+    name = model.graph.node[-1].name
+    assert to_float16(model, tmp_path, ())[2] == [Overflow(name, "v", 1e6)]
 
 
 def test_other_weights_are_lowered_all_the_same(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def verdicts(wires: Wiring, concat: str) -> list[str]:
     """What happens to each input of the Concat that makes a tensor: why it is copied, "" where it is not."""
     node = wires.graph.producer(concat)
     assert node is not None
-    return [i.copied for i in wires.engine.inputs_of(wires, node)]
+    return wires.engine.copies(wires, node)
 
 
 def is_widened(wires: Wiring, tensor: str) -> bool:

@@ -207,7 +207,7 @@ class TestCut:
 
         model = graph(f"{SITE.replace('y =', 'r =')} y = Tanh(r)", inputs=SIZED)
         cleaned, (site,) = find_sites(model, Path())
-        part = cut(cleaned.whole, site.nodes, ["r"], cleaned.whole.sizes)
+        part = cut(cleaned.whole, site.nodes, ["r"])
         onnx.checker.check_model(part)
         assert [v.name for v in part.graph.input] == ["a", "b"] and {t.name for t in part.graph.initializer} == {
             "w",
@@ -221,9 +221,10 @@ class TestCut:
     def test_an_unknown_size_is_named(self) -> None:
         cleaned, (site,) = find_sites(graph(SITE), Path())
         with pytest.raises(CutefuseError, match="the sizes of a, which Concat_0 reads, are not known"):
-            cut(cleaned.whole, site.nodes, ["y"], cleaned.whole.sizes)
+            cut(cleaned.whole, site.nodes, ["y"])
         sizes = {"a": (2, 8, 9, 7), "b": (2, 16, 9, 7)}
-        part = cut(cleaned.whole, site.nodes, ["y"], sizes.get)
+        cleaned, (site,) = find_sites(graph(SITE), Path(), sizes)
+        part = cut(cleaned.whole, site.nodes, ["y"])
         assert [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in part.graph.input] == [
             [2, 8, 9, 7],
             [2, 16, 9, 7],

@@ -89,9 +89,14 @@ class Body:
         parts = self.add_many(2, "Split", row, refs={"split": name}, axis=2)
         return self.add("Concat", *(self.size(p, 2) for p in parts), axis=0)
 
-    def each(self, name: str, count: int) -> list[str]:
-        """The values of an ints attribute as `count` int64 vectors of one (opset >= 12)."""
-        return self.split_at(self.ints(name), [1] * count, axis=0)
+    def each(self, vector: str, count: int) -> list[str]:
+        """The numbers of an int64 vector as `count` vectors of one."""
+        if count == 1:
+            return [vector]
+        ones = [1] * count
+        if self.opset < 13:
+            return self.add_many(count, "Split", vector, axis=0, split=ones)
+        return self.add_many(count, "Split", vector, self.constant(ones), axis=0)
 
     def int_attr(self, name: str) -> str:
         """An int attribute as an int64 vector of one (opset >= 12)."""
@@ -128,14 +133,6 @@ class Body:
         if self.opset < 13:
             return self.add_many(count, "Split", value, axis=axis, refs={"split": sizes_attr})
         return self.add_many(count, "Split", value, self.ints(sizes_attr), axis=axis)
-
-    def split_at(self, value: str, sizes: Sequence[int], axis: int) -> list[str]:
-        """Split along an axis into parts of known sizes."""
-        if len(sizes) == 1:
-            return [value]
-        if self.opset < 13:
-            return self.add_many(len(sizes), "Split", value, axis=axis, split=list(sizes))
-        return self.add_many(len(sizes), "Split", value, self.constant(sizes), axis=axis)
 
     def cut(
         self, value: str, starts: str | Sequence[int], ends: str | Sequence[int], axes: Sequence[int], steps: str = ""

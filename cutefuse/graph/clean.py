@@ -11,13 +11,13 @@ copied here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from cutefuse.graph.fold import fold
-from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, reads_of, remove, set_nodes
+from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, reads_of, replace_nodes
 from cutefuse.graph.shapes import believed, inferred
 
 ROUNDS = 64  # of inference, folding and removal; each but the last makes something known
@@ -32,13 +32,15 @@ class Cleaned:
     no_ops: output of each node without effect -> the tensor that has the same value.
     folded: tensor that nodes of the model compute -> its value.
     note: why constants were left, one sentence; "" where none were. stale: the same of noted sizes.
+
+    A graph that is not to be cleaned stands for itself: `Cleaned(graph, graph)`.
     """
 
     graph: Graph
     whole: Graph
-    no_ops: Mapping[str, str]
-    folded: Mapping[str, TensorProto]
-    note: str
+    no_ops: Mapping[str, str] = field(default_factory=dict)
+    folded: Mapping[str, TensorProto] = field(default_factory=dict)
+    note: str = ""
     stale: str = ""
 
     def originals(self, nodes: tuple[NodeProto, ...]) -> tuple[NodeProto, ...]:
@@ -60,11 +62,6 @@ class Cleaned:
         """The copy as it is on inputs of these sizes."""
         stored = self.graph.initializers
         return Graph(self.graph.model, self.graph.folder, inferred(self.graph.model, stored, sizes), stored)
-
-
-def unchanged(graph: Graph) -> Cleaned:
-    """A graph that stands for itself, for one that is not to be cleaned."""
-    return Cleaned(graph, graph, {}, {}, "")
 
 
 def clean(model: ModelProto, folder: Path) -> Cleaned:
@@ -182,9 +179,5 @@ def tidy(model: ModelProto, cleaned: Cleaned) -> None:
     read = {name for n in nodes for name in reads_of(n)} | graph.outputs
     dropped = {name for n in graph.nodes for name in n.input} - read
     nodes = [n for n in nodes if n.op_type != "Constant" or n.output[0] not in dropped]
-    set_nodes(model.graph, nodes)
-    gone, made_now = dropped & graph.initializers.keys(), {o for n in nodes for o in n.output}
-    remove(model.graph.initializer, lambda t: t.name in gone)
-    remove(model.graph.input, lambda v: v.name in gone)
-    remove(model.graph.value_info, lambda v: graph.producer(v.name) is not None and v.name not in made_now)
+    replace_nodes(model.graph, nodes)
     model.graph.initializer.extend(value for name, value in values.items() if name in read)

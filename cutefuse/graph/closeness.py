@@ -10,13 +10,13 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from cutefuse.graph.numbers import NUMBERS, Number
 
 INTEGER_MISMATCH = 1e-3  # share of integers that may differ: an argmax between two equal scores is not an error
 MIN_CHANNEL = 8  # values; a channel of fewer may be small by chance, so these are judged by the whole tensor
+_FLOATS = "fV"  # kinds of floats; some of those that ml_dtypes adds to NumPy are of kind V
 MIN_SCALE = 1e-6  # of the tensor's largest value: a channel of zeros has no scale of its own
 
 
@@ -42,8 +42,7 @@ def compare(
         return _sequence(_parts(expected), _parts(actual), tolerance, same_type)
     a = np.asarray(expected)
     found = _figures(a, np.asarray(actual), tolerance, same_type, floor, exact)
-    floats = a.dtype.kind == "f" or a.dtype == ml_dtypes.bfloat16 or a.dtype.name in NUMBERS
-    known = a[np.isfinite(a.astype(np.float64))] if floats else a
+    known = a[np.isfinite(a.astype(np.float64))] if a.dtype.kind in _FLOATS else a
     found |= {"values": int(a.size), "compared": int(known.size)}
     nothing = says_nothing(a)
     return found | {"says_nothing": nothing} if nothing else found
@@ -51,13 +50,10 @@ def compare(
 
 def says_nothing(value: Any) -> str:
     """Why equal values of a tensor prove nothing, as the predicate of a sentence; "" where they do."""
-    if isinstance(value, list | dict):
-        parts = [says_nothing(part) for part in _parts(value)]
-        return parts[0] if parts and all(parts) else "" if parts else "is empty"
     a = np.asarray(value)
     if not a.size:
         return "is empty"
-    if a.dtype.kind not in "fVbiu" and a.dtype.name not in NUMBERS and a.dtype != ml_dtypes.bfloat16:
+    if a.dtype.kind not in f"{_FLOATS}biu":
         return ""
     wide = a.astype(np.float64)
     known = wide[np.isfinite(wide)]
@@ -82,8 +78,9 @@ def _sequence(expected: Sequence[Any], actual: Sequence[Any], tolerance: float, 
     worst = max(parts, key=lambda r: (not r["passed"], r.get("max_rel_error", 0.0)), default={"passed": True})
     counts = {word: sum(p.get(word, 0) for p in parts) for word in ("values", "compared")}
     found = {name: value for name, value in worst.items() if name != "says_nothing"} | counts
-    nothing = says_nothing(list(expected))
-    return found | {"says_nothing": nothing} if nothing else found
+    if all("says_nothing" in part for part in parts):
+        found["says_nothing"] = parts[0]["says_nothing"] if parts else "is empty"
+    return found
 
 
 def _figures(
@@ -93,7 +90,7 @@ def _figures(
         return {"passed": False, "why": f"{b.dtype}{list(b.shape)} instead of {a.dtype}{list(a.shape)}"}
     if (number := NUMBERS.get(a.dtype.name)) is not None and a.dtype == b.dtype:
         return _steps(a.astype(np.float64), b.astype(np.float64), tolerance, number)
-    if a.dtype.kind not in "fV" and a.dtype != ml_dtypes.bfloat16:
+    if a.dtype.kind not in _FLOATS:
         wrong = float(np.mean(a != b)) if a.size else 0.0
         return {"passed": wrong <= INTEGER_MISMATCH, "mismatch_share": wrong}
     kind, a, b = a.dtype, a.astype(np.float64), b.astype(np.float64)

@@ -10,13 +10,11 @@ from onnx import NodeProto, helper, numpy_helper
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.read import ELEM_TYPES, Graph, label
 
-Sizes = Callable[[str], Sequence[int] | None]
 
-
-def cut(graph: Graph, nodes: Iterable[NodeProto], outputs: Sequence[str], sizes: Sizes) -> onnx.ModelProto:
+def cut(graph: Graph, nodes: Iterable[NodeProto], outputs: Sequence[str]) -> onnx.ModelProto:
     """A model of some nodes with fixed sizes: constants inside, what else they read as inputs.
 
-    outputs: the tensors that it returns. sizes: of a tensor, None or -1 where not known.
+    outputs: the tensors that it returns. The sizes are those that figures are for.
     Raises CutefuseError where the size or the type of an input is not known.
     """
     inside = {id(n) for n in nodes}
@@ -29,12 +27,12 @@ def cut(graph: Graph, nodes: Iterable[NodeProto], outputs: Sequence[str], sizes:
         if value is not None:
             constants.append(numpy_helper.from_array(value, name))
             continue
-        dims, dtype = sizes(name) or graph.dims(name), graph.dtype(name)
+        dims, dtype = graph.sizes(name), graph.dtype(name)
         if dims is None or min(dims, default=0) < 0 or dtype is None:
             reader = next(label(n) for n in chosen if name in n.input)
             raise CutefuseError(f"the sizes of {name}, which {reader} reads, are not known; --input-shape gives them")
         inputs.append(helper.make_tensor_value_info(name, ELEM_TYPES[dtype], list(dims)))
-    results = [_output(graph, name, sizes) for name in dict.fromkeys(outputs)]
+    results = [_output(graph, name) for name in dict.fromkeys(outputs)]
     body = helper.make_graph(chosen, "cut", inputs, results, constants)
     return helper.make_model(body, opset_imports=list(graph.model.opset_import), ir_version=graph.model.ir_version)
 
@@ -56,8 +54,8 @@ def needed(
     return [nodes[i] for i in sorted(places)], list(read)
 
 
-def _output(graph: Graph, name: str, sizes: Sizes) -> onnx.ValueInfoProto:
-    dims, dtype = sizes(name) or graph.dims(name), graph.dtype(name)
+def _output(graph: Graph, name: str) -> onnx.ValueInfoProto:
+    dims, dtype = graph.sizes(name), graph.dtype(name)
     if dtype is None:
         return helper.make_empty_tensor_value_info(name)
     known = None if dims is None else [d if d >= 0 else None for d in dims]

@@ -11,6 +11,7 @@ import onnx
 
 from cutefuse.graph.cut import needed
 from cutefuse.graph.read import ELEM_TYPES
+from cutefuse.graph.runner import Runner
 
 
 def in_float64(
@@ -33,22 +34,12 @@ def in_float64(
         given = {n: np.asarray(known[n]) for n in read}
         floats = {n for n, v in given.items() if v.dtype.kind == "f" or v.dtype == ml_dtypes.bfloat16}
         values = {n: v.astype(np.float64) if n in floats else v for n, v in given.items()}
-        return _evaluate(model, nodes, values, tensor)
+        inputs = [onnx.helper.make_tensor_value_info(n, ELEM_TYPES[v.dtype.name], v.shape) for n, v in values.items()]
+        part = onnx.helper.make_model(
+            onnx.helper.make_graph(nodes, "site", inputs, [onnx.ValueInfoProto(name=tensor)]),
+            opset_imports=model.opset_import, ir_version=model.ir_version, functions=model.functions,
+        )  # fmt: skip
+        with np.errstate(all="ignore"):
+            return np.asarray(Runner(part, folder, reference=True)(values)[0])
     except Exception:  # neither runtime's exceptions share a public base class; without this the verdict is stricter
         return None
-
-
-def _evaluate(
-    model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], values: Mapping[str, np.ndarray], tensor: str
-) -> np.ndarray:
-    from onnx.reference import ReferenceEvaluator
-
-    inputs = [onnx.helper.make_tensor_value_info(n, ELEM_TYPES[v.dtype.name], v.shape) for n, v in values.items()]
-    outputs = [onnx.helper.make_empty_tensor_value_info(tensor)]
-    part = onnx.helper.make_model(
-        onnx.helper.make_graph(nodes, "site", inputs, outputs), opset_imports=model.opset_import,
-        ir_version=model.ir_version, functions=model.functions,
-    )  # fmt: skip
-    with np.errstate(all="ignore"):
-        (made,) = list(ReferenceEvaluator(part).run([tensor], dict(values)))
-    return np.asarray(made)

@@ -1,4 +1,4 @@
-"""Evaluates constant subgraphs, each once, in one ONNX Runtime session, and only where the results are small.
+"""Evaluates constant subgraphs, each node once, and only where the results are small.
 
 A node takes part where it is a pure standard operator, its operands are small constants and shape inference knows the
 sizes of its results beforehand, so that a constant that would be expanded to a huge one is never computed.
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
-import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from cutefuse.errors import CutefuseError
@@ -20,7 +19,6 @@ from cutefuse.graph.read import ELEM_TYPES, TYPE_NAMES, Graph, attribute, label,
 from cutefuse.table import counted
 
 MAX_ELEMENTS = 1 << 16  # of a folded constant; sizes, scales and parameters of channels are smaller, filters are not
-NEWEST_IR = 10  # that every supported ONNX Runtime reads
 # Deterministic functions of their operands alone: nothing random, no state, no bodies, no quantisers.
 PURE = frozenset(
     "Abs Add And Cast CastLike Ceil Clip Concat Constant ConstantOfShape Div Equal Exp Expand Flatten Floor Gather "
@@ -28,8 +26,7 @@ PURE = frozenset(
     "ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Reshape Round Shape Size Slice Split Sqrt Squeeze Sub Sum "
     "Tile Transpose Unsqueeze Where".split()
 )
-# ONNX Runtime hands these out as NumPy arrays of their own types; bfloat16 it does not.
-_TYPES = frozenset(TYPE_NAMES.values()) - {"bfloat16"}
+_TYPES = frozenset(TYPE_NAMES.values()) - {"bfloat16"}  # in which runtimes round steps of a computation differently
 
 
 def fold(graph: Graph, kept: set[str]) -> tuple[dict[str, TensorProto], str]:
@@ -85,41 +82,33 @@ def _ready(graph: Graph, known: Collection[str]) -> list[NodeProto]:
 def _evaluated(
     graph: Graph, nodes: Sequence[NodeProto], known: Mapping[str, TensorProto]
 ) -> tuple[dict[str, np.ndarray], str]:
-    if not nodes:
-        return {}, ""
+    """(tensor -> its value) of what these nodes make, and why some of them make nothing, "" where none is so."""
     nodes = [_typed(graph, n) for n in nodes]
-    names = [o for n in nodes for o in n.output]
-    needed = dict.fromkeys(i for n in nodes for i in n.input if i and i not in names)
+    made = {o for n in nodes for o in n.output}
+    stored = {i for n in nodes for i in n.input if i} - made - known.keys()
     try:
-        operands = [_inline(graph, name, known) for name in needed]
+        values = {name: read_tensor(graph.initializers[name], graph.folder) for name in stored}
     except CutefuseError as error:  # damaged data that no site may need; who needs it reports it
         return {}, f"no constant was folded: {error}"
-    results = [helper.make_tensor_value_info(o, ELEM_TYPES[graph.dtype(o) or ""], None) for o in names]
-    model = helper.make_model(
-        helper.make_graph(nodes, "constants", [], results, operands),
-        opset_imports=[helper.make_opsetid("", graph.opset)], ir_version=min(NEWEST_IR, max(4, graph.model.ir_version)),
-    )  # fmt: skip
-    try:
-        return dict(zip(names, _run(model, names), strict=True)), ""
-    except Exception as error:  # ONNX Runtime's exceptions share no public base class
-        reason = " ".join(str(error).split())
-    # One node that it lacks fails the session: ONNX's own evaluator computes the others one by one.
-    values = {t.name: numpy_helper.to_array(t) for t in operands}
-    found: dict[str, np.ndarray] = {}
+    values |= {name: numpy_helper.to_array(tensor) for name, tensor in known.items()}
     failed = []
     for node in nodes:
-        able = all(i in values for i in node.input if i) and all(node.input)
-        result = run_node(node, graph.opset, [values[i] for i in node.input]) if able else None
-        if result is None:
+        able = all(i in values for i in node.input if i)
+        results = run_node(node, graph.opset, [values[i] for i in node.input if i]) if able else None
+        if results and all(map(partial(_is_as_inferred, graph), node.output, results)):
+            values.update(zip(node.output, results, strict=True))
+        else:
             failed.append(label(node))
-            continue
-        made = dict(zip(node.output, result, strict=True))
-        found |= made
-        values |= made
+    found = {name: value for name, value in values.items() if name in made}
     if not failed:
         return found, ""
-    count = counted(len(failed), "constant")
-    return found, f"{count} could not be folded, first '{failed[0]}' ({reason}); sites are matched without"
+    first = f"first '{failed[0]}', which ONNX's evaluator cannot compute"
+    return found, f"{counted(len(failed), 'constant')} could not be folded, {first}; sites are matched without"
+
+
+def _is_as_inferred(graph: Graph, tensor: str, value: np.ndarray) -> bool:
+    """Whether a value is of the type and the sizes that shape inference tells: ONNX's evaluator heeds no schema."""
+    return value.dtype.name == graph.dtype(tensor) and value.shape == graph.dims(tensor)
 
 
 def _typed(graph: Graph, node: NodeProto) -> NodeProto:
@@ -128,24 +117,3 @@ def _typed(graph: Graph, node: NodeProto) -> NodeProto:
         return node
     to = ELEM_TYPES[graph.dtype(node.output[0]) or ""]
     return helper.make_node("Cast", node.input[:1], list(node.output), name=node.name, to=to)
-
-
-def _inline(graph: Graph, name: str, known: Mapping[str, TensorProto]) -> TensorProto:
-    """A tensor with its data inside. Raises CutefuseError where the data is missing or broken."""
-    tensor, inline = known[name] if name in known else graph.initializers[name], TensorProto()
-    value = read_tensor(tensor, graph.folder)
-    inline.CopyFrom(numpy_helper.from_array(value) if tensor.data_location == TensorProto.EXTERNAL else tensor)
-    inline.name = name
-    return inline
-
-
-def _run(model: onnx.ModelProto, names: Sequence[str]) -> list[np.ndarray]:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    values: Any = session.run(list(names), {})
-    return [np.asarray(v) for v in values]

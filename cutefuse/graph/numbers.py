@@ -42,6 +42,9 @@ class Number:
         return np.ldexp(1.0, exponents - 1 - self.mantissa)
 
 
+HALVES = ("float16", "bfloat16")
+FLOATS = ("float32", *HALVES)
+LARGEST = {name: float(ml_dtypes.finfo(name).max) for name in HALVES}
 INT8 = Number("int8", "int8", -128.0, 127.0, opset=13, ir_version=3)
 FLOAT8 = Number("float8_e4m3fn", "float8", -448.0, 448.0, opset=19, ir_version=9, mantissa=3)
 NUMBERS = {n.name: n for n in (INT8, FLOAT8)}

@@ -87,6 +87,19 @@ def set_nodes(graph: onnx.GraphProto, nodes: Sequence[NodeProto]) -> None:
     graph.node.extend(nodes)
 
 
+def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[NodeProto]) -> None:
+    """As `set_nodes`, and what the graph stores or says of tensors goes that only its own nodes have read or made."""
+    read, made = {t for n in graph.node for t in reads_of(n)}, {o for n in graph.node for o in n.output}
+    set_nodes(graph, nodes)
+    read -= {t for n in graph.node for t in reads_of(n)} | {v.name for v in graph.output}
+    made -= {o for n in graph.node for o in n.output}
+    unread = read & {t.name for t in graph.initializer}
+    remove(graph.initializer, lambda t: t.name in unread)
+    remove(graph.input, lambda v: v.name in unread)
+    remove(graph.value_info, lambda v: v.name in made)
+    remove(graph.quantization_annotation, lambda q: q.tensor_name in made)
+
+
 def label(node: NodeProto) -> str:
     """What to call a node in a message: its name, else the tensor it makes."""
     return node.name or next((o for o in node.output if o), node.op_type)
@@ -234,10 +247,6 @@ class Graph:
             node = self.producer(name)
             if node is not None:
                 pending += filter(None, reads_of(node))
-
-    def depends(self, tensor: str, on: str) -> bool:
-        """Whether the tensor is computed from another one, or is that one."""
-        return on in self.behind([tensor])
 
     def sizes(self, tensor: str) -> tuple[int, ...] | None:
         """The sizes of a tensor on inputs of the sizes that figures are for; as `dims` where none were given."""
@@ -389,11 +398,12 @@ def run_node(node: NodeProto, opset: int, operands: Sequence[np.ndarray]) -> lis
     """The outputs of one standard node on the CPU; None where ONNX's evaluator cannot compute it."""
     from onnx.reference import ReferenceEvaluator
 
-    infos = [onnx.helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(node.input)]
+    names = [name for name in node.input if name]
+    infos = [onnx.helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(names)]
     results = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output]
     one = onnx.helper.make_graph([node], "one", infos, results)
     try:
-        given = dict(zip(node.input, operands, strict=True))
+        given = dict(zip(names, operands, strict=True))
         values: Any = ReferenceEvaluator(one, opsets={"": opset}).run(None, given)
         return [np.asarray(v) for v in values]
     except Exception:  # ill-typed operands, or an operator that the evaluator lacks

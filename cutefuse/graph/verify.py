@@ -239,7 +239,7 @@ def _from_given(
     pairs = zip(judge.names, actual, strict=True)
     types = {n: np.asarray(v).dtype for n, v in pairs if not isinstance(v, list | dict)}
     probed = judge.names[judge.outputs :]
-    steps = {t: chain for t, chain in _from_fused(patched[0]).items() if t in values}
+    steps = {t: chain for t, chain in from_fused(patched[0]).items() if t in values}
     made = []
     try:
         if steps:
@@ -297,7 +297,7 @@ def _with_outputs(model: onnx.ModelProto, probes: Sequence[str]) -> onnx.ModelPr
     return probed
 
 
-def _from_fused(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
+def from_fused(model: onnx.ModelProto) -> dict[str, list[onnx.NodeProto]]:
     """Tensor -> the Casts and Transposes, in their order, that make it of what a fused node makes."""
     chains: dict[str, list[onnx.NodeProto]] = {}
     fused = {o for n in model.graph.node if n.domain == DOMAIN for o in n.output}
@@ -319,7 +319,7 @@ def _before(value: np.ndarray, chain: Sequence[onnx.NodeProto]) -> np.ndarray:
 
 def _read_by_fused(model: onnx.ModelProto, results: Collection[str]) -> list[str]:
     """What the fused nodes that make any of `results` read, itself or before a Transpose, as far as nodes make it."""
-    chains = _from_fused(model)
+    chains = from_fused(model)
     wanted = {*results, *(chains[t][0].input[0] for t in results if t in chains)}
     made = _made(model)
     turned = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Transpose"}

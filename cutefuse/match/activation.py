@@ -126,10 +126,8 @@ def _cut(graph: Graph, node: NodeProto, tensor: str, scaled: bool) -> Activation
     """The tensor cut off, and where it may be scaled, the scalar steps behind that: max(x, 0) * s + t is the same as
     max(s * x + t, t), and as min(s * x + t, t) where s is negative."""
     inner, outer = _Line(), _Line()
-    cuts, output, bounds = _cuts(graph, node, tensor)
-    if graph.is_op(node, "HardSigmoid") and scaled:
-        cuts, output, bounds, inner = [node], node.output[0], (0.0, 1.0), _Line(*_hard_sigmoid(node))
-    if not cuts or not inner.scale:  # 0 times infinity is NaN
+    cuts, output, bounds = _cuts(graph, node, tensor, inner)
+    if not cuts or not inner.scale or not (scaled or inner == _Line()):  # 0 times infinity is NaN
         return None
     steps, last, _ = _steps(graph, output, graph.only_user(output), outer) if scaled else ([], output, None)
     with np.errstate(over="ignore"):
@@ -141,8 +139,15 @@ def _cut(graph: Graph, node: NodeProto, tensor: str, scaled: bool) -> Activation
     return Activation(suffix, (*cuts, *steps), last, params, inner.scale, inner.shift)
 
 
-def _cuts(graph: Graph, node: NodeProto | None, tensor: str) -> tuple[list[NodeProto], str, tuple[float, float]]:
-    """The nodes from `node` on that cut the tensor off, as clamp(clamp(x, min=0), max=6); what they give; bounds."""
+def _cuts(
+    graph: Graph, node: NodeProto | None, tensor: str, line: _Line
+) -> tuple[list[NodeProto], str, tuple[float, float]]:
+    """The nodes from `node` on that cut the tensor off, as clamp(clamp(x, min=0), max=6), or a HardSigmoid, which goes
+    on with the line before; what they give; bounds."""
+    if graph.is_op(node, "HardSigmoid"):
+        slope, offset = (float(np.float32(attribute(node, *a))) for a in (("alpha", 0.2), ("beta", 0.5)))
+        line.then(slope, offset, 0.0)
+        return [node], node.output[0], (0.0, 1.0)
     nodes, lo, hi = list[NodeProto](), -np.inf, np.inf
     while node is not None and len(nodes) < MAX_STEPS and (bounds := _bounds_of(graph, node, tensor)):
         lo, hi = (min(max(v, bounds[0]), bounds[1]) for v in (lo, hi))
@@ -202,8 +207,8 @@ def _gated(graph: Graph, tensor: str, first: NodeProto, product: NodeProto) -> A
         return None
     inner, outer = _Line(), _Line()
     before, entry, function = _steps(graph, tensor, first, inner)
-    middle, ends, bounds = _cuts(graph, function, entry)
-    if graph.is_op(function, "Sigmoid", "Tanh", "HardSigmoid"):
+    middle, ends, bounds = _cuts(graph, function, entry, inner)
+    if graph.is_op(function, "Sigmoid", "Tanh"):
         middle, ends = [function], function.output[0]
     if function is None or not middle:
         return None
@@ -215,7 +220,7 @@ def _gated(graph: Graph, tensor: str, first: NodeProto, product: NodeProto) -> A
     if silu.get(function.op_type) == (inner.scale, inner.shift, outer.scale, outer.shift):
         return Activation("Silu", nodes, product.output[0], {})
     # x * relu6(x + 3) / 6 is divided last.
-    return _scaled_last(graph, "HardSwish", nodes, outer, lambda: _is_hard_swish(function, bounds, inner, outer))
+    return _scaled_last(graph, "HardSwish", nodes, outer, lambda: _is_hard_swish(bounds, inner, outer))
 
 
 def _scaled_last(
@@ -332,25 +337,8 @@ def _is_erf_gelu(inner: _Line, outer: _Line) -> bool:
     return exact and _equal((inner.scale,), (0.5**0.5,), inner.rounding)
 
 
-def _hard_sigmoid(node: NodeProto) -> tuple[float, float]:
-    """Slope and offset of a HardSigmoid."""
-    slope, offset = (float(np.float32(attribute(node, *a))) for a in (("alpha", 0.2), ("beta", 0.5)))
-    return slope, offset
-
-
-def _is_hard_swish(function: NodeProto, bounds: tuple[float, float], inner: _Line, outer: _Line) -> bool:
-    """Whether outer(function(inner(x))) is x / 6 + 1 / 2 between 0 and 1."""
-    rounding = max(inner.rounding, outer.rounding)
-    if function.op_type == "HardSigmoid":
-        slope, offset = _hard_sigmoid(function)
-        lo, hi = 0.0, 1.0
-    else:
-        slope, offset = 1.0, 0.0
-        lo, hi = bounds
-    found = (
-        outer.scale * slope * inner.scale,
-        outer.scale * (slope * inner.shift + offset) + outer.shift,
-        outer.scale * lo + outer.shift,
-        outer.scale * hi + outer.shift,
-    )
-    return _equal(found, (1 / 6, 1 / 2, 0.0, 1.0), rounding)
+def _is_hard_swish(bounds: tuple[float, float], inner: _Line, outer: _Line) -> bool:
+    """Whether outer(inner(x)), with inner(x) cut off at the bounds, is x / 6 + 1 / 2 between 0 and 1."""
+    limits = (outer.scale * bound + outer.shift for bound in bounds)
+    found = (outer.scale * inner.scale, outer.scale * inner.shift + outer.shift, *limits)
+    return _equal(found, (1 / 6, 1 / 2, 0.0, 1.0), max(inner.rounding, outer.rounding))

@@ -143,7 +143,7 @@ def affine_of(graph: Graph, node: NodeProto | None, tensor: str, channels: int) 
     if graph.is_op(node, "Mul", "Div", "Add", "Sub") and list(node.input).count(tensor) == 1:
         other = next(name for name in node.input if name != tensor)
         first = node.input[0] == tensor
-        if _channel_dims(graph, other, channels) is None or (node.op_type == "Div" and not first):
+        if not _is_per_channel(graph, other, channels) or (node.op_type == "Div" and not first):
             return None
 
         def make() -> tuple[np.ndarray, np.ndarray]:
@@ -185,10 +185,9 @@ def _float64(graph: Graph, tensor: str) -> np.ndarray:
     return np.asarray(value, dtype=np.float64)
 
 
-def _channel_dims(graph: Graph, tensor: str, channels: int) -> tuple[int, ...] | None:
+def _is_per_channel(graph: Graph, tensor: str, channels: int) -> bool:
+    """Whether a constant is [K,1,1], [1,K,1,1] or one number, which broadcast along channels; [K] would along W."""
     value = graph.constant(tensor)
-    if value is None or value.size not in (1, channels):
-        return None
-    # [K,1,1] and [1,K,1,1] broadcast along channels; a plain [K] would broadcast along W.
-    right = (1,) * (4 - value.ndim) + value.shape if value.ndim <= 4 else ()
-    return value.shape if right in ((1, channels, 1, 1), (1, 1, 1, 1)) else None
+    if value is None or value.ndim > 4:
+        return False
+    return (1,) * (4 - value.ndim) + value.shape in ((1, channels, 1, 1), (1, 1, 1, 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,30 +69,6 @@ def tensors_of(operand: Operand) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """Writing a tensor once and reading it once: its sizes, -1 for each that is not known, and bytes of an element."""
-
-    dims: tuple[int, ...]
-    element_bytes: int
-
-    def bytes(self, sizes: Sequence[int] | None) -> int | None:
-        """Bytes where the sizes, or those given, are all known."""
-        dims = filled(self.dims, sizes)
-        return 2 * math.prod(dims) * self.element_bytes if min(dims, default=0) >= 0 else None
-
-
-def filled(dims: Sequence[int], sizes: Sequence[int] | None) -> tuple[int, ...]:
-    """`dims` with the unknown ones (-1) taken from `sizes`, where that has them."""
-    own = tuple(dims)
-    if sizes is not None and len(sizes) == len(own):
-        return tuple(s if d < 0 else d for d, s in zip(own, sizes, strict=True))
-    if sizes is None or own[:1] != (-1,):
-        return own
-    tail = tuple(sizes[len(sizes) - len(own) + 1 :])
-    return tuple(sizes) if tail == own[1:] else own  # not even the rank was known
-
-
-@dataclass(frozen=True)
 class Match:
     """A site that computes exactly what `call` computes.
 
@@ -101,7 +76,7 @@ class Match:
     inputs: tensor names of the graph, constants to add, tensors to quantise or to join, in the operator's order.
     outputs: tensor names that the new node produces in their stead; "" for one that the graph does not use.
     call: shapes (-1 unknown), types, layouts and every attribute; what `kernels.reject` is asked.
-    traffic: intermediate tensor -> what its traffic is, which ends when the graph no longer computes it.
+    stored: tensors that engines write and read once where the match is not fused -> bytes of an element.
     takes: what the match fuses beyond the operator's plain form ('upsample', ...); `--without` names it.
     otherwise: the next smaller match of the same site, used where this one is impossible.
     notes: sentences about what was left outside, and why.
@@ -111,7 +86,7 @@ class Match:
     nodes: tuple[NodeProto, ...]
     inputs: tuple[Operand, ...]
     outputs: tuple[str, ...]
-    traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    stored: Mapping[str, int] = field(default_factory=dict)
     takes: frozenset[str] = frozenset()
     otherwise: Match | None = None
     notes: tuple[str, ...] = ()

@@ -10,15 +10,14 @@ from fractions import Fraction
 import numpy as np
 from onnx import NodeProto
 
+from cutefuse.graph.numbers import HALVES
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute, label
-from cutefuse.match.answer import Traffic
 from cutefuse.operators.conv_form import Source
 
 MAX_DEPTH = 16  # nodes in front of one source; no real network has more
 UPSAMPLE, RANGES = KINDS = ("upsample", "ranges")
-_OPERATORS = {UPSAMPLE: {"Resize", "Upsample"}, RANGES: {"Split", "Slice"}}
+OPERATORS = {UPSAMPLE: {"Resize", "Upsample"}, RANGES: {"Split", "Slice"}}
 _WIDE = frozenset(ELEM_TYPES[name] for name in ("int32", "int64", "float32", "float64"))
-HALVES = ("float16", "bfloat16")
 MAX_FACTOR = 64  # float32 coordinates of larger factors are not exact on every runtime
 
 # Output pixel x of an enlargement by u -> coordinate in the input (ONNX, Resize), where that does not depend on sizes.
@@ -100,12 +99,6 @@ def merged(operands: Sequence[Operand]) -> tuple[Operand, ...]:
     return tuple(result)
 
 
-def kinds_of(operands: Sequence[Operand]) -> frozenset[str]:
-    """The kinds of views between the operands and their tensors."""
-    names = {n.op_type for o in operands for n in o.nodes}
-    return frozenset(kind for kind, types in _OPERATORS.items() if names & types)
-
-
 def choose(
     graph: Graph, plain: Sequence[Operand], legal: Callable[[Sequence[Operand]], str | None], kinds: Collection[str]
 ) -> tuple[Operand, ...]:
@@ -124,14 +117,6 @@ def choose(
             note = f"'{plain[i].tensor}' is read as it is: {reason}"
             chosen = trial if reason is None else [*chosen[:i], replace(chosen[i], notes=(note,)), *chosen[i + 1 :]]
     return merged(chosen)
-
-
-def traffic(graph: Graph, operands: Sequence[Operand], element_bytes: int) -> dict[str, Traffic]:
-    """Enlarged or taken tensor -> what it costs to write and to read it."""
-    return {
-        name: Traffic(graph.dims(name) or (-1,), element_bytes)
-        for o in operands for node in o.nodes if node.op_type != "Identity" for name in node.output if name
-    }  # fmt: skip
 
 
 def _raised(graph: Graph, down: NodeProto) -> tuple[NodeProto, NodeProto] | tuple[()]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cutefuse.graph.read import Graph
 from cutefuse.kernels import Call
-from cutefuse.match.site import FUSED, REFUSED, Site
+from cutefuse.match.answer import Match
+from cutefuse.match.site import FUSED, Site
 from cutefuse.operators.function import fused_nodes, graph_call
 from cutefuse.operators.op import FusedOp
 
@@ -33,14 +35,9 @@ def check_bodies(graph: Graph, sites: Sequence[Site]) -> None:
         votes.setdefault(call.op_type, Counter())[Shared.of(site.op, graph.opset, call)] += 1
     written = {op_type: count.most_common(1)[0][0] for op_type, count in votes.items()}
     for site in fused:
-        while reason := _no_body(graph, site, written):
-            if not site.fall_back(reason):
-                site.refuse(REFUSED, reason)
-                break
-        else:
+        if site.settle(partial(_no_body, graph, site.op, written)):
             call = site.chosen.call
-            if call.op_type not in written:
-                written[call.op_type] = Shared.of(site.op, graph.opset, call)
+            written.setdefault(call.op_type, Shared.of(site.op, graph.opset, call))
 
 
 @dataclass(frozen=True)
@@ -60,11 +57,11 @@ class Shared:
         )
 
 
-def _no_body(graph: Graph, site: Site, written: Mapping[str, Shared]) -> str | None:
-    call = site.chosen.call
-    if graph.opset < (oldest := site.op.oldest_opset(call.op_type, call.dtype)):
+def _no_body(graph: Graph, op: FusedOp, written: Mapping[str, Shared], match: Match) -> str | None:
+    call = match.call
+    if graph.opset < (oldest := op.oldest_opset(call.op_type, call.dtype)):
         return f"opset {graph.opset} is older than {oldest}; convert the model, or use --no-functions"
-    own = Shared.of(site.op, graph.opset, call)
+    own = Shared.of(op, graph.opset, call)
     other = written.get(call.op_type, own)
     if other.kind != own.kind:
         remedy = f"convert the model to opset {CAST_LIKE_OPSET}, or " if graph.opset < CAST_LIKE_OPSET else ""

@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
-from cutefuse.graph.clean import Cleaned, clean, unchanged
+from cutefuse.graph.clean import Cleaned, clean
 from cutefuse.graph.read import Graph, label, nodes_of, subgraphs
 from cutefuse.graph.shapes import check_shapes
 from cutefuse.match.answer import Finder, Match, Refusal
@@ -55,7 +55,8 @@ def sites_of(
     for title, body in _nested(model := cleaned.whole.model):
         inner = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=body)
         try:
-            found = list(_scan(unchanged(Graph(inner, cleaned.whole.folder)), {}, finders()))
+            graph = Graph(inner, cleaned.whole.folder)
+            found = list(_scan(Cleaned(graph, graph), {}, finders()))
         except CutefuseError:  # a body that shadows names is legal ONNX; it is skipped
             continue
         for site in found:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cutefuse import kernels
 from cutefuse.match.conv.image import IMAGE
-from cutefuse.match.site import FUSED, REFUSED, Site
+from cutefuse.match.site import FUSED, Site
 
 
 def judge_device(sites: Sequence[Site], sm: int) -> None:
@@ -16,13 +16,9 @@ def judge_device(sites: Sequence[Site], sm: int) -> None:
     For any GPU (0) the site gets a note where only some have kernels for its number type.
     """
     for site in (s for s in sites if s.status == FUSED):
-        while site.match and (reason := kernels.reject(replace(site.match.call, sm=sm, _keep=[]))):
-            if not site.fall_back(reason):
-                site.refuse(REFUSED, reason)
-                break
-        else:
-            if sm == 0 and site.match and (note := _only_on(site.match.call)):
-                site.take(replace(site.match, notes=(*site.match.notes, note)))
+        left = site.settle(lambda match: kernels.reject(replace(match.call, sm=sm, _keep=[])))
+        if left and sm == 0 and (note := _only_on(site.chosen.call)):
+            site.take(replace(site.chosen, notes=(*site.chosen.notes, note)))
 
 
 def _only_on(call: kernels.Call) -> str:

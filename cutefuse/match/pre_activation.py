@@ -73,7 +73,7 @@ def fronts(graph: Graph, found: PreActivation) -> list[Front]:
     concat = graph.producer(tensor)
     if not graph.is_op(concat, "Concat") or attribute(concat, "axis", 1) not in (1, -3):
         return [whole]
-    opened = [flattened(graph, concat, limit) for limit in (GROUPS[-1][1], 0)]
+    opened = [flattened(graph, concat, limit, convolved=False) for limit in (GROUPS[-1][1], 0)]
     if opened[0][0] == opened[1][0]:
         opened.pop()
     nodes = (*found.nodes, *between, concat)

@@ -13,14 +13,12 @@ from typing import TypeGuard
 import numpy as np
 from onnx import NodeProto, helper
 
-from cutefuse.graph.numbers import FLOAT8, NUMBERS, Number
+from cutefuse.graph.numbers import FLOAT8, FLOATS, LARGEST, NUMBERS, Number
 from cutefuse.graph.read import RUN_TIME, TYPE_NAMES, Graph, attribute
 
-FLOATS = ("float32", "float16", "bfloat16")
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 CUSTOM_DOMAIN = "trt"
 CUSTOM = {QUANTIZE: "TRT_FP8QuantizeLinear", DEQUANTIZE: "TRT_FP8DequantizeLinear"}
-_LARGEST_HALF = 65504.0
 
 
 class NotFused(Exception):
@@ -126,7 +124,8 @@ def scalar(found: Linear, what: str) -> float:
 def dequantised(graph: Graph, node: NodeProto, between: Sequence[NodeProto], what: str) -> Linear:
     """The scale of a DQ node behind which Casts may stand. Raises NotFused where float16 could not hold its result."""
     found = linear(graph, node, what)
-    if any(cast_type([n]) == "float16" for n in between) and found.scale.max() * found.number.highest > _LARGEST_HALF:
+    half = any(cast_type([n]) == "float16" for n in between)
+    if half and found.scale.max() * found.number.highest > LARGEST["float16"]:
         raise NotFused(f"{what} is cast to float16, which cannot hold all that its scale makes; take out the Cast")
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from onnx import NodeProto
 
 from cutefuse.graph.read import Graph, label
 from cutefuse.kernels import Call
-from cutefuse.match.answer import Finder, Match, filled, tensors_of
+from cutefuse.match.answer import Finder, Match, tensors_of
 from cutefuse.operators.op import Cost, FusedOp
 
 FUSED, REFUSED, EXCLUDED, MERGED, LEFT_OUT = "fused", "refused", "excluded", "merged", "left out"
@@ -92,6 +93,14 @@ class Site:
             self.take(replace(smaller, notes=(*smaller.notes, *note)))
         return smaller is not None
 
+    def settle(self, against: Callable[[Match], str | None]) -> bool:
+        """Take the first smaller match that nothing is said against, or refuse the site; whether a match is left."""
+        while reason := against(self.chosen):
+            if not self.fall_back(reason):
+                self.refuse(REFUSED, reason)
+                return False
+        return True
+
     def as_json(self) -> dict[str, Any]:
         """The site as patch.json holds it; sizes are -1 where unknown, figures that need them None."""
         call, cost = self.match.call if self.match else None, self.cost
@@ -106,7 +115,7 @@ class Site:
             "notes": list(self.match.notes) if self.match else [],
             "title": self.op.title(sized) if sized else None,
             "nodes": [label(n) for n in self.nodes],
-            "inputs": [t for i in self.match.inputs for t in tensors_of(i)] if self.match else [],
+            "inputs": list(self.match.read) if self.match else [],
             "outputs": list(self.match.outputs) if self.match else [],
             "shapes": {
                 "inputs": [list(t.dims) for t in call.inputs] if call else [],
@@ -122,3 +131,14 @@ class Site:
             "basis": self.basis,
             "priced_by": self.priced_by,
         }
+
+
+def filled(dims: Sequence[int], sizes: Sequence[int] | None) -> tuple[int, ...]:
+    """`dims` with the unknown ones (-1) taken from `sizes`, where that has them."""
+    own = tuple(dims)
+    if sizes is not None and len(sizes) == len(own):
+        return tuple(s if d < 0 else d for d, s in zip(own, sizes, strict=True))
+    if sizes is None or own[:1] != (-1,):
+        return own
+    tail = tuple(sizes[len(sizes) - len(own) + 1 :])
+    return tuple(sizes) if tail == own[1:] else own  # not even the rank was known

@@ -13,7 +13,7 @@ Pads = tuple[int, int, int, int]  # top, left, bottom, right
 Shape = tuple[frozenset[int | str], ...]  # of each axis the numbers and names that its size is known by
 MAX_DEPTH = 24  # nodes before a convolution; two with a SiLU behind them, as in a bottleneck, are six
 MAX_STEPS = 8  # nodes of a gate; a GELU has five
-_ALIKE = (
+ALIKE = (  # nodes whose result is as large as their first input
     "BatchNormalization", "Relu", "LeakyRelu", "Clip", "Sigmoid", "Tanh", "HardSwish", "Swish", "Identity", "Gelu",
     "Elu", "HardSigmoid", "Erf", "Softplus", "PRelu", "Mish", "Neg", "Abs", "Sqrt", "Exp", "Cast", "Dropout",
     "InstanceNormalization", "LayerNormalization", "Softmax",
@@ -92,7 +92,7 @@ def _before(graph: Graph, tensor: str) -> Iterator[tuple[str, tuple[_Line, _Line
 
 def _same_before(graph: Graph, node: NodeProto) -> str | None:
     """The tensor that a node makes another one of the same sizes of; None where it makes it of none, or of several."""
-    if graph.is_op(node, *_ALIKE):
+    if graph.is_op(node, *ALIKE):
         return node.input[0]
     if graph.is_op(node, *_PAIRS) and len(node.input) == 2:
         first, second = node.input

@@ -81,7 +81,7 @@ def _trimmed(body: Body, part: str, index: int, count: int, xs: Sequence[str], i
     if len(numbers) == 1:
         return body.cut(filters, [0], [*numbers], [1])
     if body.opset >= 12:
-        return body.cut(filters, [0], body.each("channels", count)[index], [1])
+        return body.cut(filters, [0], body.each(body.ints("channels"), count)[index], [1])
     if body.opset >= 10:
         return body.cut(filters, [0], body.size(xs[index], 1), [1])
     # Opset 9 has no computed ends, but may refer to the list of all channels: give it as many axes, all but one of
@@ -124,7 +124,7 @@ def _dilated(body: Body, filters: str) -> str:
     """The filter with dilation - 1 zeros between its rows and between its columns (opset >= 11)."""
     factors = body.ints("dilations")
     zeros = body.add("Sub", factors, body.constant([1]))
-    rows, columns = body.split_at(zeros, [1, 1], axis=0)
+    rows, columns = body.each(zeros, 2)
     spread = body.add("Reshape", filters, _interleaved(body))
     pads = body.add("Concat", body.constant([0] * 9), rows, body.constant([0]), columns, axis=0)
     padded = body.add("Pad", spread, pads)
@@ -137,7 +137,7 @@ def _interleaved(body: Body) -> str:
     """The shape (K, C, R, 1, S, 1) for a Reshape of [K, C, R, S]."""
     if (kernel := body.agreed("kernel_shape")) is not None:
         return body.constant([0, 0, kernel[0], 1, kernel[1], 1])
-    rows, columns = body.split_at(body.ints("kernel_shape"), [1, 1], axis=0)
+    rows, columns = body.each(body.ints("kernel_shape"), 2)
     one = body.constant([1])
     return body.add("Concat", body.constant([0, 0]), rows, one, columns, one, axis=0)
 
@@ -191,8 +191,8 @@ def view(body: Body, x: str, index: int, count: int, calls: Sequence[Call]) -> s
         if len(set(ranges)) == 1:
             x = body.cut(x, [ranges[0][0]], [sum(ranges[0])], [1])
         else:
-            first = body.each("channel_starts", count)[index]
-            x = body.cut(x, first, body.add("Add", first, body.each("channels", count)[index]), [1])
+            first = body.each(body.ints("channel_starts"), count)[index]
+            x = body.cut(x, first, body.add("Add", first, body.each(body.ints("channels"), count)[index]), [1])
     factors = {_at(call, "upsample", index) for call in calls}
     if factors == {1}:
         return x
@@ -200,7 +200,7 @@ def view(body: Body, x: str, index: int, count: int, calls: Sequence[Call]) -> s
         (number,) = factors
         scales = body.constant([1.0, 1.0, number, number], "float32")
     else:
-        factor = body.add("Cast", body.each("upsample", count)[index], to=1)  # 1: float32
+        factor = body.add("Cast", body.each(body.ints("upsample"), count)[index], to=1)  # 1: float32
         scales = body.add("Concat", body.constant([1.0, 1.0], "float32"), factor, factor, axis=0)
     roi = "" if body.opset >= 13 else body.constant([], "float32")
     rules: dict[str, Any] = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
@@ -24,25 +23,15 @@ def make_call(
 
     Its tensors have logical NCHW dims in either layout: HWC8 (pixels padded to whole vectors) or NHWC (dense pixels).
     `residual`: where the channels to add are found, of a View form; without it, in a tensor of their own.
-    `image_dtype`: of the source of an image; "" for `dtype`. Calls of the same are one object, which nobody changes: a
-    network has many layers alike.
+    `image_dtype`: of the source of an image; "" for `dtype`.
     """
-    values = tuple(params.items())
-    return _made(form, tuple(sources), tuple(outputs), geometry, dtype, values, layout, residual, image_dtype)
-
-
-@lru_cache(1 << 12)
-def _made(
-    form: Form, sources: Sequence[Source], outputs: Sequence[int], geometry: conv_math.Geometry, dtype: str,
-    params: Sequence[tuple[str, float]], layout: int, residual: Source | None, image_dtype: str,
-) -> Call:  # fmt: skip
     channels = [s.channels for s in sources]
     sizes = conv_math.packed_sizes(channels, geometry.kernel_shape, form)
     rows, columns = (geometry.output_size(i, d) for i, d in enumerate(conv_form.first_size(sources)))
     batch = next((s.dims[0] for s in sources if s.dims[0] >= 0), -1)
     attrs: dict[str, Any] = {
         "channels": channels, **geometry.attrs(), "packed_sizes": sizes,
-        "alpha": [0.01], "lo": [-FLOAT_MAX], "hi": [FLOAT_MAX], **{k: [v] for k, v in params},
+        "alpha": [0.01], "lo": [-FLOAT_MAX], "hi": [FLOAT_MAX], **{k: [v] for k, v in params.items()},
         "channel_starts": [s.start for s in sources] if form.view else [0],
         "upsample": [s.upsample for s in sources] if form.view else [1],
         "output_channels": list(outputs) if form.outputs > 1 else [0],

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from cutefuse.graph.numbers import FLOATS, HALVES
 from cutefuse.operators.conv_form import AFTER, BEFORE, Form, forms
 from cutefuse.operators.op import Case
 
 CHANNELS = (16, 8, 72, 4, 64, 12, 20, 24)
 PRE_ACTIVATED = (16, 8, 72, 64, 24, 40, 8, 32)  # in whole vectors of every type
 UPSAMPLE = (2, 1, 4, 1, 1, 2, 1, 1)
-HALVES = ("float16", "bfloat16")
 STARTS = (0, 8, 16, 0, 8, 0, 0, 24)
 
 
@@ -99,6 +99,6 @@ def _case(
     sizes |= {"image": given} if given else {}
     params = {"LeakyRelu": {"alpha": [0.125]}, "Clip": {"lo": [-0.5], "hi": [0.75]}}.get(suffix, {})
     parts = {"output_channels": outputs} if len(outputs) > 1 else {}
-    legal = dtypes or (HALVES if image or depthwise or spread > 1 else ("float32", *HALVES))
+    legal = dtypes or (HALVES if image or depthwise or spread > 1 else FLOATS)
     geometry = {"pads": pads or (R // 2, S // 2, R // 2, S // 2), **attrs}
     return Case(name, form.op_type, sizes, {**geometry, **parts, **params}, legal)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -27,14 +27,11 @@ class Geometry:
     @classmethod
     def of(cls, attrs: Mapping[str, Any]) -> Geometry:
         """Of the attributes of a node."""
-        return cls(*(tuple(attrs[k]) for k in ("kernel_shape", "strides", "pads", "dilations")))
+        return cls(*(tuple(attrs[f.name]) for f in fields(cls)))
 
     def attrs(self) -> dict[str, list[int]]:
         """As attributes of the node."""
-        return {
-            "kernel_shape": list(self.kernel_shape), "strides": list(self.strides),
-            "pads": list(self.pads), "dilations": list(self.dilations),
-        }  # fmt: skip
+        return {name: list(values) for name, values in vars(self).items()}
 
     def output_size(self, axis: int, size: int) -> int:
         """Output rows (axis 0) or columns (axis 1) for an input size; -1 for an unknown one."""

@@ -15,7 +15,7 @@ import numpy as np
 from onnx import FunctionProto
 
 from cutefuse.graph.body import Body
-from cutefuse.graph.numbers import ELEMENT_BYTES, FLOAT8, INT8
+from cutefuse.graph.numbers import ELEMENT_BYTES, FLOAT8, FLOATS, INT8
 from cutefuse.kernels import Call, Tensor
 
 AttrValues = Mapping[str, Sequence[int] | Sequence[float]]
@@ -32,7 +32,7 @@ class Case:
     op_type: str
     sizes: Mapping[str, int | str | Sequence[int]]  # in the operator's own letters: N H W C K R S, or rows and columns
     attrs: AttrValues = field(default_factory=dict)
-    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")  # in which the problem is legal
+    dtypes: tuple[str, ...] = FLOATS  # in which the problem is legal
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FusedOp(ABC):
     """The Python half of one operator."""
 
     stem: str
-    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
+    dtypes: tuple[str, ...] = FLOATS
     min_body_opset: int = 9  # ConstantOfShape; older opsets cannot express the unpacking of weights
 
     def oldest_opset(self, op_type: str, dtype: str = "") -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import FunctionProto
 
 from cutefuse.graph.body import Body
-from cutefuse.graph.numbers import INT8, NUMBERS, Number
+from cutefuse.graph.numbers import FLOATS, INT8, NUMBERS, Number
 from cutefuse.graph.read import ELEM_TYPES
 from cutefuse.kernels import CHANNELS_LAST, LINEAR, Call, Tensor
 from cutefuse.operators import concat_conv, conv_body, conv_call, conv_math
@@ -122,7 +122,7 @@ class QuantConcatConv(FusedOp):
                 form = replace(form_of(case.op_type), quantised=True, to_quantised=to_quantised)
                 if form not in forms():
                     continue
-                case = replace(case, op_type=form.op_type, dtypes=("float32", "float16", "bfloat16"))
+                case = replace(case, op_type=form.op_type, dtypes=FLOATS)
                 if to_quantised:
                     attrs = {**case.attrs, "output_scale": [0.0625]}
                     case = replace(case, name=f"{case.name}_to_int8", dtypes=("float32",), attrs=attrs)

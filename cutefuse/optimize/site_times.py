@@ -34,11 +34,11 @@ def pricing(tuner: Tuner) -> Pricing:
 
     def priced(graph: Graph, sites: Sequence[Site]) -> Prices:
         doomed = plan(graph, sites)
-        groups = _groups(sites, doomed.dead)
+        groups = _groups(sites, doomed)
         found: dict[int, Price] = {}
         try:
             for group in track(groups, "timing sites on the GPU", len(groups)):
-                found |= dict(zip(map(id, group), _price(tuner, graph, group, doomed.dead), strict=True))
+                found |= dict(zip(map(id, group), _price(tuner, graph, group, doomed), strict=True))
         finally:
             tuner.cache.save()  # what was timed before an interruption is kept as well
         return lambda site: found[id(site)]
@@ -123,14 +123,14 @@ def _replaced(tuner: Tuner, graph: Graph, group: Sequence[Site], dead: set[int])
         o for n in around for o in n.output
         if o and (graph.escapes(o) or any(id(user) not in inside for user in graph.users(o)))
     ]  # fmt: skip
-    plain = cut(graph, [*around, *going.values()], [*outputs, *read_outside], graph.sizes)
+    plain = cut(graph, [*around, *going.values()], [*outputs, *read_outside])
     if not around:
         return tuner.replaced(plain)
     kept = {id(n) for n in around}
     read_here = [
         o for n in around for o in n.output if o and any(id(user) not in kept for user in graph.users(o))
     ]  # fmt: skip
-    return tuner.replaced(plain, cut(graph, around, [*read_here, *read_outside], graph.sizes))
+    return tuner.replaced(plain, cut(graph, around, [*read_here, *read_outside]))
 
 
 def _around(graph: Graph, going: Sequence[NodeProto]) -> list[NodeProto]:

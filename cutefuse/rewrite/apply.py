@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import cutefuse
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.numbers import NUMBERS
-from cutefuse.graph.read import ELEM_TYPES, FOLDABLE, Graph, label, nodes_of, reads_of, remove, set_nodes, subgraphs
+from cutefuse.graph.read import ELEM_TYPES, FOLDABLE, Graph, label, nodes_of, reads_of, replace_nodes, subgraphs
 from cutefuse.graph.store import Writer
 from cutefuse.match.answer import Constant, Joined, Operand, Quantized, tensors_of
 from cutefuse.match.qdq import CUSTOM_DOMAIN
@@ -27,49 +27,38 @@ from cutefuse.operators.function import node_attributes
 SIZE_OPERATORS = FOLDABLE | {"Shape", "Gather", "Slice", "Concat", "Floor"}
 
 
-@dataclass
-class Plan:
-    """What a rewrite removes, planned before anything changes, so that a dry run reports the same."""
-
-    dead: set[int]  # ids of nodes
-    orphans: set[str]  # initializers that nothing reads any more
-
-
-def plan(graph: Graph, sites: Sequence[Site]) -> Plan:
-    """Which nodes and initializers these fused sites make superfluous; fills in each site's `bytes_saved`, None where
-    the sizes of a tensor that goes are not known."""
+def plan(graph: Graph, sites: Sequence[Site]) -> set[int]:
+    """The ids of the nodes that these fused sites make superfluous, told before anything changes, so that a dry run
+    reports the same; fills in each site's `bytes_saved`, None where the sizes of a tensor that goes are not known."""
     chosen = [s.chosen for s in sites]
     reads = Counter(name for node in graph.nodes for name in node.input)
     reads.update(name for match in chosen for operand in match.inputs for name in _read_by(operand))
     covered = {id(n) for match in chosen for n in match.nodes}
     outputs = {name for match in chosen for name in match.outputs}
     pending = [n for match in chosen for n in match.nodes if outputs & set(n.output)]
-    result = Plan(set(), set())
+    dead = set[int]()
     while pending:
         node = pending.pop()
-        if id(node) in result.dead:
+        if id(node) in dead:
             continue
-        result.dead.add(id(node))
+        dead.add(id(node))
         for name in filter(None, node.input):
             reads[name] -= 1
         for name in filter(None, node.input):
-            if reads[name] or graph.escapes(name):
-                continue
-            if name in graph.initializers:
-                result.orphans.add(name)
-            maker = graph.producer(name)
+            maker = None if reads[name] else graph.producer(name)
             if maker is None or any(o and (reads[o] or graph.escapes(o)) for o in maker.output):
                 continue
             if id(maker) in covered or _computes_operands(graph, maker):
                 pending.append(maker)
     credited: set[str] = set()
     for site in sites:
-        gone = {o for n in site.nodes if id(n) in result.dead for o in n.output} - credited
-        traffic = site.chosen.traffic
-        saved = [traffic[o].bytes(graph.sizes(o)) for o in gone & traffic.keys()]
-        site.bytes_saved = None if None in saved else sum(s for s in saved if s is not None)
-        credited |= gone & traffic.keys()
-    return result
+        gone = {o for n in site.nodes if id(n) in dead for o in n.output} - credited
+        stored = {o: size for o, size in site.chosen.stored.items() if o in gone}
+        sizes = {o: graph.sizes(o) or (-1,) for o in stored}
+        known = all(min(dims) >= 0 for dims in sizes.values())
+        site.bytes_saved = 2 * sum(math.prod(sizes[o]) * size for o, size in stored.items()) if known else None
+        credited |= stored.keys()
+    return dead
 
 
 def _read_by(operand: Operand) -> tuple[str, ...]:
@@ -88,13 +77,13 @@ def _computes_operands(graph: Graph, node: NodeProto) -> bool:
     return rank is not None and len(rank) <= 1 and node.op_type in SIZE_OPERATORS and node.domain in ("", "ai.onnx")
 
 
-def apply_sites(graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Writer, origin: str) -> None:
-    """Put the nodes of these fused sites into `graph.model`, without their bodies, and remove what the plan lists.
+def apply_sites(graph: Graph, sites: Sequence[Site], doomed: Set[int], writer: Writer, origin: str) -> None:
+    """Put the nodes of these fused sites into `graph.model`, without their bodies, and remove the nodes in `doomed`.
 
     Names, order, shapes, metadata and everything unrelated stay as they are. `origin` goes into the model's metadata.
     """
     model, proto = graph.model, graph.proto
-    names = Names(graph, doomed.dead)
+    names = Names(graph, doomed)
     position = {id(n): i for i, n in enumerate(graph.nodes)}
     operands, casts = _Operands(names, writer), _Casts(names)
     new: dict[int, list[NodeProto]] = {}
@@ -110,26 +99,20 @@ def apply_sites(graph: Graph, sites: Sequence[Site], doomed: Plan, writer: Write
         group += operands.nodes
         operands.nodes = []
         group += casts.around(site, inputs, outputs, model.ir_version)
-    made = {o for n in graph.nodes if id(n) in doomed.dead for o in n.output}
-    made -= {o for nodes in new.values() for n in nodes for o in n.output}
     nodes: list[NodeProto] = []
     for i, node in enumerate(graph.nodes):
-        if id(node) not in doomed.dead:
+        if id(node) not in doomed:
             nodes.append(node)
         nodes += new.get(i, [])
     read = {name for n in nodes for name in n.input}
     nodes = [n for n in nodes if id(n) not in casts.up or n.output[0] in read or graph.escapes(n.output[0])]
     if _is_in_order(graph.nodes):
         nodes = in_order(nodes)
-    set_nodes(proto, nodes)
-    remove(proto.initializer, lambda t: t.name in doomed.orphans)
+    replace_nodes(proto, nodes)
     proto.initializer.extend(operands.tensors)
-    remove(proto.input, lambda v: v.name in doomed.orphans)
-    remove(proto.value_info, lambda v: v.name in made)
     _correct_types(model, sites)
     proto.value_info.extend(_types(graph, [o for s in sites for o in s.chosen.outputs]))
     proto.value_info.extend(casts.described(graph))
-    remove(proto.quantization_annotation, lambda q: q.tensor_name in made)
     if DOMAIN not in {o.domain for o in model.opset_import}:
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     metadata = {"cutefuse.version": cutefuse.__version__, "cutefuse.input_sha256": origin}
@@ -178,20 +161,14 @@ def info_of(
     return helper.make_tensor_value_info(tensor, ELEM_TYPES[dtype], known)
 
 
-def _fused_node(
-    site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int,
-    known: dict[Hashable, list[onnx.AttributeProto]],
-) -> NodeProto:  # fmt: skip
-    """The node of a site; `known` holds the attributes of the nodes made before, since many are alike."""
+def _fused_node(site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int) -> NodeProto:
+    """The node of a site."""
     call, origins = site.chosen.call, [label(n) for n in site.nodes]
     node = helper.make_node(
         call.op_type, inputs, outputs, name=site.name, domain=DOMAIN, doc_string=f"cutefuse: {', '.join(origins)}"
     )
-    key = (call.key, site.tile)
-    if key not in known:
-        attributes = node_attributes(call, site.tile)
-        known[key] = [helper.make_attribute(name, value) for name, value in attributes.items()]
-    node.attribute.extend(known[key])
+    attributes = node_attributes(call, site.tile)
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
     if ir_version >= 10:
         node.metadata_props.add(key="cutefuse.nodes", value=json.dumps(origins))
     return node
@@ -289,12 +266,11 @@ class _Casts:
         self.up: dict[int, NodeProto] = {}  # back to the graph's type; superfluous when only our sites read the result
         self._names = names
         self._lowered: dict[tuple[str, str], str] = {}
-        self._attributes: dict[Hashable, list[onnx.AttributeProto]] = {}
 
     def around(self, site: Site, inputs: Sequence[str], outputs: Sequence[str], ir_version: int) -> list[NodeProto]:
         """The fused node, in the graph's type or between Casts."""
         if not site.cast_from:
-            return [_fused_node(site, inputs, outputs, ir_version, self._attributes)]
+            return [_fused_node(site, inputs, outputs, ir_version)]
         match, call = site.chosen, site.chosen.call
         before, after, low_inputs, low_outputs = list[NodeProto](), list[NodeProto](), list[str](), list[str]()
         for name, tensor, operand in zip(inputs, call.inputs, match.inputs, strict=True):
@@ -308,7 +284,7 @@ class _Casts:
             low_outputs.append(low)
             after.append(self._names.cast(low, name, site.cast_from))
         self.up.update((id(n), n) for n in after)
-        node = _fused_node(site, low_inputs, low_outputs, ir_version, self._attributes)
+        node = _fused_node(site, low_inputs, low_outputs, ir_version)
         return [*before, node, *after]
 
     def described(self, graph: Graph) -> list[onnx.ValueInfoProto]:
@@ -320,10 +296,10 @@ class _Casts:
         ]  # fmt: skip
 
 
-def cast_tensors(graph: Graph, sites: Sequence[Site], doomed: Plan) -> list[str]:
+def cast_tensors(graph: Graph, sites: Sequence[Site], doomed: Set[int]) -> list[str]:
     """The tensors of the graph at which `apply_sites` puts a Cast, since a site computes in another type."""
     made = {o for s in sites if s.cast_from for o in s.chosen.outputs if o}
-    low, read = dict[str, None](), {name for n in graph.nodes if id(n) not in doomed.dead for name in n.input}
+    low, read = dict[str, None](), {name for n in graph.nodes if id(n) not in doomed for name in n.input}
     for site in sites:
         for operand, tensor in zip(site.chosen.inputs, site.chosen.call.inputs, strict=True):
             if isinstance(operand, str) and site.cast_from and tensor.dtype != site.cast_from:

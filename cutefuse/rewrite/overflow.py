@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from cutefuse.graph.read import label, set_nodes
+from cutefuse.graph.numbers import LARGEST
+from cutefuse.graph.read import attribute, label, set_nodes
 
-LARGEST = 65504.0
 # A bound or a mask: the largest number of the type says the same there (Clip, Where, an Add of -3.4e38 before Softmax).
 _BOUNDS = ("Clip", "Min", "Max", "Where", "Pad", "ConstantOfShape", "Identity", "Cast", "Shape")
 _MASKS = ("Add", "Sub")
@@ -29,14 +27,16 @@ class Overflow:
 def overflows(model: ModelProto) -> list[Overflow]:
     """Every node of the main graph that computes with a constant beyond float16, in graph order; external data must be
     loaded. The converter would write the largest float16 in its place without a word."""
-    large = {name: extremes for name, value in _constants(model) if (extremes := _extremes(value))}
+    large = {
+        name: extremes for name, t in _constants(model).items() if (extremes := _extremes(numpy_helper.to_array(t)))
+    }
     found = []
     for node in model.graph.node:
         for name in dict.fromkeys(node.input):
             if name not in large or node.op_type in _BOUNDS:
                 continue
             least, most = large[name]
-            if node.op_type not in _MASKS or most > LARGEST:
+            if node.op_type not in _MASKS or most > LARGEST["float16"]:
                 found.append(Overflow(label(node), name, most if most >= -least else least))
     return found
 
@@ -44,12 +44,11 @@ def overflows(model: ModelProto) -> list[Overflow]:
 def name_and_lift(model: ModelProto, found: list[Overflow]) -> list[str]:
     """Prepare a model for the converter, which knows nodes by their names and lowers a Constant whoever reads it: nodes
     without a name get their label, large Constants become initializers. Returns the names of the nodes to keep."""
-    keep, tensors = {o.node for o in found}, {o.tensor for o in found}
+    keep, tensors, constants = {o.node for o in found}, {o.tensor for o in found}, _constants(model)
     kept: list[NodeProto] = []
     for node in model.graph.node:
         if node.op_type == "Constant" and node.output[0] in tensors:
-            value = _literal(node)
-            assert value is not None
+            value = numpy_helper.to_array(constants[node.output[0]])
             model.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
             if model.ir_version < 4:  # every initializer is an input there
                 info = helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, value.shape)
@@ -62,23 +61,11 @@ def name_and_lift(model: ModelProto, found: list[Overflow]) -> list[str]:
     return sorted(keep)
 
 
-def _constants(model: ModelProto) -> Iterator[tuple[str, np.ndarray]]:
-    for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            yield tensor.name, numpy_helper.to_array(tensor)
-    for node in model.graph.node:
-        if node.op_type == "Constant" and (value := _literal(node)) is not None:
-            yield node.output[0], value
-
-
-def _literal(node: NodeProto) -> np.ndarray | None:
-    """The value of a Constant of float32 numbers; None for any other."""
-    for a in node.attribute:
-        if a.name == "value" and a.t.data_type == TensorProto.FLOAT:
-            return np.asarray(numpy_helper.to_array(a.t))
-        if a.name in ("value_float", "value_floats"):
-            return np.asarray(onnx.helper.get_attribute_value(a), np.float32)
-    return None
+def _constants(model: ModelProto) -> dict[str, TensorProto]:
+    """The float32 tensors that a model stores, those of Constants included, by their names."""
+    literals = ((n.output[0], attribute(n, "value")) for n in model.graph.node if n.op_type == "Constant")
+    stored = {t.name: t for t in model.graph.initializer} | {name: t for name, t in literals if t is not None}
+    return {name: t for name, t in stored.items() if t.data_type == TensorProto.FLOAT}
 
 
 def _extremes(value: np.ndarray) -> tuple[float, float] | None:
@@ -90,4 +77,4 @@ def _extremes(value: np.ndarray) -> tuple[float, float] | None:
         if not np.isfinite((least, most)).all():  # float16 has infinity and NaN itself
             finite = value[np.isfinite(value)]
             least, most = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    return (least, most) if max(-least, most) > LARGEST else None
+    return (least, most) if max(-least, most) > LARGEST["float16"] else None

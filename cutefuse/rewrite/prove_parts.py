@@ -12,11 +12,10 @@ import onnx
 from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 
 from cutefuse.errors import VerificationError
-from cutefuse.graph.body import DOMAIN
 from cutefuse.graph.cut import needed
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute
 from cutefuse.graph.store import load_weights
-from cutefuse.graph.verify import Probe, verify
+from cutefuse.graph.verify import Probe, from_fused, verify
 from cutefuse.match.answer import tensors_of
 from cutefuse.match.site import Site
 
@@ -75,16 +74,9 @@ def _ends(graph: Graph, site: Site) -> dict[str, ValueInfoProto]:
 def _undone(model: ModelProto, ends: Mapping[str, ValueInfoProto], site: Site) -> dict[str, NodeProto]:
     """Nodes that make from `ends` what the fused nodes before them make: between two sites in another type or layout
     than the graph's, the patched graph has no tensor of the graph's."""
-    made = {o: n for n in model.graph.node for o in n.output}
-    low, found = ELEM_TYPES[site.chosen.call.dtype], dict[str, NodeProto]()
+    low, found, chains = ELEM_TYPES[site.chosen.call.dtype], dict[str, NodeProto](), from_fused(model)
     for name in ends:
-        steps, source = list[NodeProto](), name
-        while (node := made.get(source)) is not None and node.op_type in ("Cast", "Transpose"):
-            steps.append(node)
-            source = node.input[0]
-        if node is None or node.domain != DOMAIN:
-            continue
-        for step in steps:  # the last one first
+        for step in reversed(chains.get(name, [])):
             back: dict[str, Any] = {"to": low}
             if step.op_type == "Transpose":
                 back = {"perm": [int(i) for i in np.argsort(attribute(step, "perm", ()))]}

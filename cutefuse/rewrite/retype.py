@@ -11,7 +11,6 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import onnx
 from onnx import ModelProto
@@ -19,6 +18,7 @@ from onnx import ModelProto
 from cutefuse import kernels
 from cutefuse.errors import CutefuseError
 from cutefuse.graph.body import DOMAIN
+from cutefuse.graph.numbers import LARGEST
 from cutefuse.graph.read import Graph, nodes_of, opset_of, set_nodes, subgraphs
 from cutefuse.graph.scopes import names_of
 from cutefuse.graph.shapes import fault, inferred, settle_types
@@ -32,7 +32,6 @@ BFLOAT16_OPSET = 13  # of its Cast
 HALF_SCALES_OPSET = 19  # of QuantizeLinear and DequantizeLinear with float16 scales
 # The names that the converter gives its Casts and their outputs.
 _CASTS = re.compile(r"^graph_(in|out)put_cast_?\d+$|_cast_to_fp(16|32)(_node)?$")
-LARGEST = {"float16": 65504.0, "bfloat16": float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)}
 
 
 def to_float16(model: ModelProto, folder: Path, keep: Sequence[str]) -> tuple[ModelProto, list[str], list[Overflow]]:

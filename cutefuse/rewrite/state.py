@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,6 @@ from cutefuse.graph.clean import Cleaned
 from cutefuse.graph.read import Graph
 from cutefuse.match.site import FUSED, Site
 from cutefuse.operators.layouts import TENSORRT
-from cutefuse.rewrite.apply import Plan
-from cutefuse.rewrite.branches import Folded
 from cutefuse.rewrite.options import Options
 from cutefuse.rewrite.overflow import Overflow
 from cutefuse.rewrite.tanh_silu import Silu
@@ -36,6 +34,15 @@ class Conversion:
     changed: bool = True
     casts: int = 0
     cast_bytes: int | None = 0
+
+
+@dataclass(frozen=True)
+class Folded:
+    """One sum that became a convolution: its name, how many convolutions it was, and the tensor that it makes."""
+
+    name: str
+    convolutions: int
+    tensor: str
 
 
 @dataclass
@@ -64,7 +71,7 @@ class State:
     sites: list[Site] = field(init=False)
     forms: set[str] = field(init=False)  # `Match.takes` of the candidates before any choice
     saving: Saving = field(init=False)
-    doomed: Plan = field(init=False)
+    doomed: Set[int] = field(init=False)  # ids of the nodes that fused ones replace
     silus: Sequence[Silu] = field(init=False)  # that stay outside
     unused_options: Sequence[str] = field(init=False)
     known_faults: Sequence[Mapping[str, Any]] = field(init=False)

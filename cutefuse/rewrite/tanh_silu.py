@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
-from cutefuse.graph.read import Graph, attribute, label, remove, set_nodes
+from cutefuse.graph.numbers import FLOATS
+from cutefuse.graph.read import Graph, attribute, label, replace_nodes
 from cutefuse.rewrite.apply import fresh
 from cutefuse.select.rules_tensorrt import shortcut_fault
 
-_TYPES = ("float32", "float16", "bfloat16")
 _BEHIND = ("Conv", "ConvTranspose", "BatchNormalization")
 LEFT = "its sum with a part of a wider tensor is computed wrongly by TensorRT 11.2 (NVIDIA/TensorRT 4854)"
 
@@ -45,7 +45,7 @@ def find(graph: Graph, gone: Set[int] = frozenset()) -> list[Silu]:
             continue
         x, gate = pair
         before, dtype = graph.producer(x), graph.dtype(x) or ""
-        if graph.is_op(before, *_BEHIND) and id(before) not in gone and dtype in _TYPES:
+        if graph.is_op(before, *_BEHIND) and id(before) not in gone and dtype in FLOATS:
             y = node.output[0]
             found.append(Silu(label(node), x, y, gate, dtype, LEFT if shortcut_fault(graph, y) else ""))
     return found
@@ -84,8 +84,7 @@ def write(model: onnx.ModelProto, silus: Sequence[Silu]) -> None:
             nodes += _tanh_form(silu, node.name, halves[silu.dtype], taken)
         elif not gates & set(node.output):
             nodes.append(node)
-    set_nodes(model.graph, nodes)
-    remove(model.graph.value_info, lambda v: v.name in gates)
+    replace_nodes(model.graph, nodes)
 
 
 def _tanh_form(silu: Silu, name: str, half: str, taken: set[str]) -> list[NodeProto]:

@@ -14,7 +14,8 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from cutefuse.errors import CutefuseError, NothingToPatch
 from cutefuse.graph.body import DOMAIN, FORMAL
-from cutefuse.graph.read import Graph, read_tensor, remove, run_node, set_nodes
+from cutefuse.graph.cut import needed
+from cutefuse.graph.read import Graph, read_tensor, remove, replace_nodes, run_node
 from cutefuse.graph.shapes import inferred
 from cutefuse.graph.store import Writer, check_apart, data_path, inlined, load_model, uses_external_data, writer
 from cutefuse.operators.function import body_for, fused_nodes, graph_call
@@ -86,7 +87,6 @@ def _fold(model: ModelProto, folder: Path, kept: set[str], out: Writer) -> None:
     values: dict[str, np.ndarray] = {}
     constants: dict[str, TensorProto] = {}
     nodes: list[NodeProto] = []
-    consumed: set[str] = set()
     for node in graph.nodes:
         results = None if kept & set(node.output) else _evaluate(graph, node, values)
         if results is None:
@@ -96,16 +96,14 @@ def _fold(model: ModelProto, folder: Path, kept: set[str], out: Writer) -> None:
             nodes.append(node)
         else:
             values.update(zip(node.output, results, strict=True))
-            consumed.update(name for name in node.input if name in graph.initializers)
         for name in node.input:
             reads[name] -= 1
             if not reads[name]:
                 values.pop(name, None)
-    nodes = _without_dead(nodes, kept, graph)
+    wanted = [o for n in nodes for o in n.output if o in kept or graph.escapes(o)]
+    nodes, _ = needed(nodes, wanted, lambda name: False)
+    replace_nodes(model.graph, nodes)
     used = {name for n in nodes for name in n.input}
-    gone = {name for name in consumed - used if not graph.escapes(name)}
-    remove(model.graph.initializer, lambda t: t.name in gone)
-    set_nodes(model.graph, nodes)
     model.graph.initializer.extend(t for name, t in constants.items() if name in used)
 
 
@@ -123,16 +121,6 @@ def _evaluate(graph: Graph, node: NodeProto, values: Mapping[str, np.ndarray]) -
         else:
             return None
     return run_node(node, graph.opset, operands)
-
-
-def _without_dead(nodes: list[NodeProto], kept: set[str], graph: Graph) -> list[NodeProto]:
-    needed: set[str] = set()
-    alive = []
-    for node in reversed(nodes):
-        if any(o in needed or o in kept or graph.escapes(o) for o in node.output) or not node.output:
-            alive.append(node)
-            needed.update(node.input)
-    return alive[::-1]
 
 
 def _rename(model: ModelProto, sites: Mapping[str, Sequence[str]]) -> None:

@@ -13,7 +13,6 @@ from cutefuse.select.wiring import Engine
 __all__ = ["NEWEST", "TANH_SILU", "Engine", "engine_of"]
 OLDEST = (10, 0)
 _RULES: dict[str, type[Engine]] = {TENSORRT: TensorRT, RTX: Myelin, TORCH: TorchCompile}
-_VERSIONED = TENSORRT  # whose rules depend on its version
 
 
 def engine_of(name: str, version: str = "", sm: int = 0) -> Engine:
@@ -23,8 +22,8 @@ def engine_of(name: str, version: str = "", sm: int = 0) -> Engine:
     """
     rule_of(name, sm)
     if not version:
-        return _RULES[name](name, sm=sm, assumed=name == _VERSIONED)
-    if name != _VERSIONED:
+        return _RULES[name](name, sm=sm, assumed=name == TENSORRT)
+    if name != TENSORRT:  # whose rules alone depend on a version
         raise CutefuseError(f"--trt-version {version} does not go with --engine {name}; leave one of them out")
     found = re.fullmatch(r"(\d+)(?:\.(\d+))?(?:\.\d+)*", version)
     own = (int(found[1]), int(found[2] or 0)) if found else (0, 0)

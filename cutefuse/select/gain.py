@@ -332,8 +332,7 @@ class Model:
             if wiring.alive(concat):
                 parts.append(f"the tensor of Concat '{label(concat)}' has other readers and stays")
                 continue
-            copied = [i for i in self.engine.inputs_of(plain, concat) if i.copied]
-            count = f"{len(copied) or 'none'} of the Concat's {len(concat.input)} inputs"
+            count = f"{len(self.engine.copied(plain, concat)) or 'none'} of the Concat's {len(concat.input)} inputs"
             parts.append(f"{self.engine.title} {self.engine.joins} {count}")
         costs = [n for n in self.readers([match], wiring).values() if wiring.alive(n)]
         costs = [n for n in costs if self.node_us(n, wiring) > self.node_us(n, plain)]

@@ -109,7 +109,6 @@ class _Round:
         self.near = _neighbours(sites, model)
         self.gains: dict[int, float] = {}
         self.parts: dict[int, tuple[Wiring, dict[str, float]]] = {}  # of the gains, in which wiring
-        self.together: tuple[Wiring | None, set[int], float] = None, set(), 0.0
         self.place = {id(s): i for i, s in enumerate(sites)}
         self.losers: list[tuple[float, int, int]] = []  # heap of (excess, place, id of a site), old ones too
         self._reprice(self.sites)
@@ -182,20 +181,12 @@ class _Round:
         groups += [(group, LEAST_US) for group in self._touching()]
         for group, enough_us in groups:
             if len(group) > 1:
-                gain = self._together_us(group)
+                gain = self.pricer.gain_us(group, self.wiring)
                 if gain < min(enough_us, sum(self._least_us(s) for s in group)):  # false for NaN
                     for site in group:
                         self.gains[id(site)] = gain / len(group)
                     return group
         return []
-
-    def _together_us(self, group: Sequence[Site]) -> float:
-        """What these sites save together. The last answer is kept: all sites are asked for twice, at the end."""
-        ids, (beside, known, gain) = {id(s) for s in group}, self.together
-        if beside is not self.wiring or known != ids:
-            gain = self.pricer.gain_us(group, self.wiring)
-            self.together = self.wiring, ids, gain
-        return gain
 
     def _held(self) -> list[Site]:
         """The sites that would not pay if the engine laid out the rest of the network the same without them."""
@@ -270,7 +261,7 @@ class _Round:
                 beside, parts = self.parts[id(site)]
                 site.gain_parts = parts if beside is self.wiring else self.pricer.parts([site], self.wiring)
         known = [s for s in sites if s.gain_us is not None]
-        total = self._together_us(known) if known else 0.0
+        total = self.pricer.gain_us(known, self.wiring) if known else 0.0
         plain_us = network_us(self.model)
         return Saving(*(None if math.isnan(us) else round(us, 3) for us in (total, plain_us)))
 

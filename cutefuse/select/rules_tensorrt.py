@@ -19,7 +19,7 @@ from cutefuse.match.answer import Match
 from cutefuse.operators.layouts import RTX_ASSUMED
 from cutefuse.select import wiring as w
 from cutefuse.select.times import Device
-from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, Engine, Input, Wiring, is_between
+from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, Engine, Wiring, is_between
 
 NEWEST = (11, 3)  # the newest TensorRT that a fact below is recorded for
 TANH_SILU = (11, 0)  # from here on SiLU is a kernel of its own, and its tanh form is not
@@ -55,14 +55,11 @@ class TensorRT(Engine):
             return not any(shortcut_fault(graph, o) for n in match.nodes for o in n.output)
         return self.inside(activation)
 
-    def inputs_of(self, wiring: Wiring, concat: NodeProto) -> list[Input]:
-        seen: set[str] = set()
-        result = []
-        for tensor in concat.input:
-            why = "it is there twice" if tensor in seen else self._why(wiring, tensor, concat)
-            seen.add(tensor)
-            result.append(Input(tensor, why))
-        return result
+    def copies(self, wiring: Wiring, concat: NodeProto) -> list[str]:
+        first = {t: i for i, t in reversed(list(enumerate(concat.input)))}
+        return [
+            self._why(wiring, t, concat) if first[t] == i else "it is there twice" for i, t in enumerate(concat.input)
+        ]
 
     def _why(self, wiring: Wiring, tensor: str, concat: NodeProto) -> str:
         graph, own = wiring.graph, wiring.source(tensor)
@@ -129,14 +126,14 @@ class Myelin(TensorRT):
     def inside(self, activation: str) -> bool:
         return True  # Myelin computes whatever follows a convolution in its kernel, a sum behind it included
 
-    def inputs_of(self, wiring: Wiring, concat: NodeProto) -> list[Input]:
-        result = super().inputs_of(wiring, concat)
-        why = self._copied_whole(wiring, concat, result)
-        return [Input(i.tensor, i.copied or why or self._pooled(wiring, i.tensor)) for i in result]
+    def copies(self, wiring: Wiring, concat: NodeProto) -> list[str]:
+        result = super().copies(wiring, concat)
+        whole = self._copied_whole(wiring, concat, result)
+        return [why or whole or self._pooled(wiring, t) for t, why in zip(concat.input, result, strict=True)]
 
-    def _copied_whole(self, wiring: Wiring, concat: NodeProto, inputs: Sequence[Input]) -> str:
+    def _copied_whole(self, wiring: Wiring, concat: NodeProto, copies: Sequence[str]) -> str:
         """Why Myelin copies the inputs of a Concat that their makers could write in place; "" where it does not."""
-        if first := next((i.copied for i in inputs if i.copied), ""):
+        if first := next(filter(None, copies), ""):
             return f"Myelin copies all inputs where one is {first}"
         reader = wiring.graph.only_user(concat.output[0])
         return "a matrix product of Myelin reads the Concat" if reader and _is_product(wiring, reader) else ""
@@ -177,7 +174,7 @@ class Myelin(TensorRT):
         if node.op_type in ELEMENTWISE and (self._in_beside(wiring, node) or not wiring.own_kernel(node)):
             return 0.0  # what its kernel reads for it, ours reads as well
         if node.op_type == "Concat":  # one kernel
-            copied = [i.tensor for i in self.inputs_of(wiring, node) if i.copied]
+            copied = self.copied(wiring, node)
             makers = [wiring.maker(t) if self.absorbed(wiring, t) else None for t in copied]
             moved = [*copied, *(m.input[0] if m else t for m, t in zip(makers, copied, strict=True))]
             return wiring.device.pass_us(sum(map(wiring.size_of, moved))) if copied else 0.0

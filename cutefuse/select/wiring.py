@@ -41,14 +41,6 @@ MOST_TIED = 64
 
 
 @dataclass(frozen=True)
-class Input:
-    """One input of a Concat; `copied` says why the engine copies it, "" where its producer writes it in place."""
-
-    tensor: str
-    copied: str = ""
-
-
-@dataclass(frozen=True)
 class Engine:
     """The engine whose time is predicted, and its rules; as it stands, one that copies all inputs of a Concat and
     computes nothing inside a convolution.
@@ -90,9 +82,13 @@ class Engine:
         return self.inside(activation)
 
     # ------------------------------------------------------------------------------------------------ how tensors lie
-    def inputs_of(self, wiring: Wiring, concat: NodeProto) -> list[Input]:
-        """What happens to each input of a Concat that stays."""
-        return [Input(t, "all inputs are copied") for t in concat.input]
+    def copies(self, wiring: Wiring, concat: NodeProto) -> list[str]:
+        """Why the engine copies each input of a Concat that stays, "" where its producer writes it in place."""
+        return ["all inputs are copied"] * len(concat.input)
+
+    def copied(self, wiring: Wiring, concat: NodeProto) -> list[str]:
+        """The inputs of a Concat that stays which the engine copies."""
+        return [t for t, why in zip(concat.input, self.copies(wiring, concat), strict=True) if why]
 
     def absorbed(self, wiring: Wiring, tensor: str) -> bool:
         """Whether the node that makes a tensor is computed in the kernels that join it, in each of them anew."""
@@ -108,8 +104,7 @@ class Engine:
         neighbours, a DepthToSpace, an elementwise node that no other kernel takes in."""
         device, size_of = wiring.device, wiring.size_of
         if node.op_type == "Concat":
-            copied = [i.tensor for i in self.inputs_of(wiring, node) if i.copied]
-            return sum(device.pass_us(2 * size_of(t)) for t in copied)
+            return sum(device.pass_us(2 * size_of(t)) for t in self.copied(wiring, node))
         if node.op_type in ENLARGED:
             size = size_of(node.output[0])
             return 0.0 if self.absorbed(wiring, node.output[0]) else device.pass_us(size_of(node.input[0]) + size)
@@ -173,7 +168,6 @@ class Wiring:
     gone: Tally = field(default_factory=Tally)
     convolutions: Sequence[NodeProto] = ()
     _sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    _pointwise: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)  # by the id of a node
     _concats: dict[str, list[NodeProto]] = field(default_factory=dict, compare=False, repr=False)
 
     def fused(self, *matches: Match) -> Wiring:
@@ -213,7 +207,7 @@ class Wiring:
         return Wiring(
             self.graph, self.engine, self.device, self.position, self.made.copy(), self.read.copy(),
             self.given.copy(), self.low_made.copy(), self.low_read.copy(), self.awaited.copy(), self.gone.copy(),
-            self.convolutions, self._sources, self._pointwise, self._concats,
+            self.convolutions, self._sources, self._concats,
         )  # fmt: skip
 
     def _beside(self, match: Match) -> Wiring:
@@ -349,12 +343,9 @@ class Wiring:
 
     def is_pointwise(self, conv: NodeProto) -> bool:
         """Whether a convolution's filter is 1x1, over every pixel and all channels."""
-        if (known := self._pointwise.get(id(conv))) is None:
-            dims = self.graph.dims(conv.input[1]) if len(conv.input) > 1 else None
-            plain = all(s == 1 for s in attribute(conv, "strides", (1, 1))) and attribute(conv, "group", 1) == 1
-            known = dims is not None and tuple(dims[2:]) == (1, 1) and plain and not any(attribute(conv, "pads", (0,)))
-            self._pointwise[id(conv)] = known
-        return known
+        dims = self.graph.dims(conv.input[1]) if len(conv.input) > 1 else None
+        plain = all(s == 1 for s in attribute(conv, "strides", (1, 1))) and attribute(conv, "group", 1) == 1
+        return dims is not None and tuple(dims[2:]) == (1, 1) and plain and not any(attribute(conv, "pads", (0,)))
 
     def _is_gated(self, node: NodeProto) -> bool:
         """Whether an elementwise node combines an image with less than an image, as the end of squeeze and excitation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from cutefuse.graph.read import Graph, attribute
 from cutefuse.kernels import Call
 from cutefuse.match import before as views
 from cutefuse.match.after import Chain, chains_after
-from cutefuse.match.answer import Constant, Finder, Match, Refusal, Traffic
+from cutefuse.match.answer import Constant, Finder, Match, Refusal
 from cutefuse.match.answer import Operand as MatchOperand
 from cutefuse.match.before import Operand
 from cutefuse.match.conv import read as conv_facts
@@ -27,7 +27,7 @@ from cutefuse.match.conv.pools import POOLS, wider
 from cutefuse.match.conv.spread import SPREAD, spread_of
 from cutefuse.match.explain import behind_concat
 from cutefuse.match.pre_activation import PreActivation, fronts, grouped, pre_activation
-from cutefuse.match.quant.read import is_quantised
+from cutefuse.match.quant.read import quantised_front
 from cutefuse.match.sizes import shape_of
 from cutefuse.operators import concat_conv, conv_form, conv_math
 from cutefuse.operators.conv_call import make_call, sources_of
@@ -36,6 +36,7 @@ from cutefuse.operators.layouts import HWC8, NHWC
 
 RESIDUAL, PARALLEL, SINGLE, PRE_ACTIVATION, ALONE = "residual", "parallel", "single", "pre_activation", "alone"
 DEPTHWISE = "depthwise"
+_PASSED = ("Identity", "Dropout", "Pad")  # nodes that cost an engine nothing before a convolution
 
 
 def _legal(found: Match | Refusal | None) -> Match | None:
@@ -95,8 +96,7 @@ def _spread_over(graph: Graph, node: NodeProto, site: Front, layout: int) -> Mat
         return Refusal(fault, (*nodes, *chain.nodes))
     operands = [Operand(t, Source(d, d[1])) for t, d in zip(site.sources, facts.sources, strict=True)]
     built = _built(graph, node, site, facts, folded, operands, chain, None, layout)
-    moved = {t: Traffic(graph.dims(t) or (-1,), ELEMENT_BYTES[facts.dtype]) for t in stored}
-    return replace(built, traffic={**built.traffic, **moved})
+    return replace(built, stored={**built.stored, **dict.fromkeys(stored, ELEMENT_BYTES[facts.dtype])})
 
 
 def _pre_activated(graph: Graph, node: NodeProto, before: PreActivation, layout: int) -> list[Match] | str:
@@ -120,11 +120,6 @@ def _pre_activated(graph: Graph, node: NodeProto, before: PreActivation, layout:
         if fault := kernels.reject(call):
             reason = reason or fault
             continue
-        size = ELEMENT_BYTES[facts.dtype]
-        saved = conv_facts.traffic(graph, front, facts, size)
-        read = (facts.sources[0][0], facts.weight_dims[1], *facts.sources[0][2:])
-        saved |= {n.output[0]: Traffic(read, size) for n in before.nodes if n.op_type != "Identity"}
-        saved |= {chain.stored: Traffic(tuple(call.outputs[0].dims), size)} if chain.stored else {}
         inputs = (
             *(o for o, _ in operands), *folded.constants(sources, call),
             *before.constants(facts.weight_dims[1], facts.dtype),
@@ -132,7 +127,8 @@ def _pre_activated(graph: Graph, node: NodeProto, before: PreActivation, layout:
         takes = frozenset({PRE_ACTIVATION} | (set() if front.concats else {SINGLE}))
         notes = (chain.note,) if chain.note else ()
         nodes = (node, *front.nodes, *chain.nodes)
-        matches.append(Match(call, nodes, inputs, (chain.output,), saved, takes, notes=notes))
+        stored = _stored(facts, front.nodes, chain)
+        matches.append(Match(call, nodes, inputs, (chain.output,), stored, takes, notes=notes))
     return matches or reason
 
 
@@ -286,11 +282,10 @@ def _built(
     inputs += [added.tensor] if added else []
     read = (*operands, *([added] if added else []))
     between = {id(n): n for o in read for n in o.nodes}
-    element_bytes = ELEMENT_BYTES[facts.dtype]
-    saved = views.traffic(graph, read, element_bytes)
-    saved |= conv_facts.traffic(graph, site, facts, element_bytes)
-    saved |= {chain.stored: Traffic(tuple(call.outputs[0].dims), element_bytes)} if chain.stored else {}
-    takes = views.kinds_of(read) | ({RESIDUAL} if chain.residual else set())
+    stored = _stored(facts, (*between.values(), *site.nodes), chain)
+    crossed = {n.op_type for n in between.values()}
+    takes = frozenset(kind for kind, types in views.OPERATORS.items() if types & crossed)
+    takes |= {RESIDUAL} if chain.residual else set()
     takes |= {SPREAD} if facts.transposed or facts.spread > 1 else set()
     if not site.concats:
         takes |= {SINGLE} if takes or facts.make or not chain.is_empty else {SINGLE, ALONE}
@@ -298,9 +293,15 @@ def _built(
     takes |= {POOLS} if facts.make else set()
     notes = [n for o in read for n in o.notes] + ([chain.note] if chain.note else [])
     return Match(
-        call, (conv, *site.nodes, *between.values(), *chain.nodes), tuple(inputs), (chain.output,), saved,
+        call, (conv, *site.nodes, *between.values(), *chain.nodes), tuple(inputs), (chain.output,), stored,
         takes, notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
+
+
+def _stored(facts: conv_facts.Facts, before: Iterable[NodeProto], chain: Chain) -> dict[str, int]:
+    """What engines write and read of the nodes before a convolution and of the chain behind it: bytes of an element."""
+    made = [o for n in before if n.op_type not in _PASSED for o in n.output]
+    return dict.fromkeys(filter(None, (*made, chain.stored)), ELEMENT_BYTES[facts.dtype])
 
 
 def _merged(matches: Sequence[Match]) -> Match | None:
@@ -319,10 +320,10 @@ def _merged(matches: Sequence[Match]) -> Match | None:
         for i, (own, tensor) in enumerate(zip(first.inputs, call.inputs, strict=True)) if isinstance(own, Constant)
     ]  # fmt: skip
     nodes = {id(n): n for m in matches for n in m.nodes}
-    saved = {name: size for m in matches for name, size in m.traffic.items()}
+    stored = {name: size for m in matches for name, size in m.stored.items()}
     return Match(
         call, tuple(nodes.values()), (*first.inputs[: form.sources], *constants),
-        tuple(m.outputs[0] for m in matches), saved, first.takes | {PARALLEL},
+        tuple(m.outputs[0] for m in matches), stored, first.takes | {PARALLEL},
         notes=tuple(dict.fromkeys(n for m in matches for n in m.notes)),
     )  # fmt: skip
 
@@ -347,7 +348,7 @@ class ConvSites(Finder):
     def match(self, graph: Graph, node: NodeProto) -> Match | Refusal | None:
         if node.domain not in ("", "ai.onnx") or len(node.input) < 2:
             return None
-        if is_quantised(graph, node, self.layout == NHWC):
+        if quantised_front(graph, node, self.layout == NHWC):
             return None
         if node.op_type == "ConvTranspose":
             found = _spread(graph, node, self.layout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +55,7 @@ def find_concat(graph: Graph, conv: NodeProto, flatten_to: int) -> Front | Refus
     if not _joins_channels(graph, concat):
         axis = attribute(concat, "axis", 1)
         return Refusal(f"Concat joins axis {axis}; only the channel axis (1 or -3) can be fused into a Conv", nodes)
-    sources, inner = _flatten(graph, concat, flatten_to)
+    sources, inner = flattened(graph, concat, flatten_to)
     return Front(tuple(sources), (*between, concat, *inner), (concat, *inner), pads)
 
 
@@ -84,7 +84,7 @@ def behind_steps(graph: Graph, conv: NodeProto, limit: int) -> list[Front]:
     nodes += between
     fronts = [Front((source,), tuple(nodes), (), site.pads, tuple(steps))]
     if maker is not None and _joins_channels(graph, maker):
-        sources, inner = _flatten(graph, maker, limit)
+        sources, inner = flattened(graph, maker, limit)
         fronts.insert(0, Front(tuple(sources), (*nodes, maker, *inner), (maker, *inner), site.pads, tuple(steps)))
     return fronts
 
@@ -142,35 +142,20 @@ def pass_through(graph: Graph, tensor: str) -> tuple[list[NodeProto], str]:
     return nodes, tensor
 
 
-def flattened(graph: Graph, concat: NodeProto, limit: int) -> tuple[list[str], list[NodeProto]]:
-    """The tensors that nested Concats join, while they are at most `limit`, and the inner Concats that were opened."""
-    return _opened(graph, concat, limit, limit, lambda sources, name: True)
-
-
 def _joins_channels(graph: Graph, concat: NodeProto | None) -> bool:
     return graph.is_op(concat, "Concat") and attribute(concat, "axis", 1) in (1, -3)
 
 
-def _flatten(graph: Graph, concat: NodeProto, limit: int) -> tuple[list[str], list[NodeProto]]:
-    """Replace a source that is a Concat, read by convolutions alone, by its own sources, while they stay few enough."""
-
-    def may_open(sources: list[str], name: str) -> bool:
-        return sources.count(name) == 1 and _only_convolved(graph, name)
-
-    return _opened(graph, concat, limit, MAX_DEPTH, may_open)
-
-
-def _opened(
-    graph: Graph, concat: NodeProto, limit: int, depth: int, may_open: Callable[[list[str], str], bool]
-) -> tuple[list[str], list[NodeProto]]:
-    """The sources of a Concat after up to `depth` inner ones were opened, while they are at most `limit`, and these."""
+def flattened(graph: Graph, concat: NodeProto, limit: int, convolved: bool = True) -> tuple[list[str], list[NodeProto]]:
+    """The tensors that nested Concats join, while they are at most `limit`, and the inner Concats that were opened:
+    with `convolved` those alone that nothing but convolutions reads."""
     sources, nodes = list(concat.input), list[NodeProto]()
-    while len(nodes) < depth:
+    while len(nodes) < limit:
         for i, name in enumerate(sources):
             inner = graph.producer(name)
             if inner is None or not _joins_channels(graph, inner) or len(sources) - 1 + len(inner.input) > limit:
                 continue
-            if may_open(sources, name):
+            if not convolved or (sources.count(name) == 1 and _only_convolved(graph, name)):
                 sources[i : i + 1] = inner.input
                 nodes.append(inner)
                 break

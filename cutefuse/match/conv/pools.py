@@ -5,8 +5,8 @@ k x k taps, each the weight over k * k; and slices of every other pixel (Focus, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from onnx import NodeProto
@@ -23,15 +23,8 @@ from cutefuse.operators.conv_math import Geometry
 POOLS = "pools"
 
 
-@dataclass(frozen=True)
-class _Wider:
-    """A wider filter over `tensor` that computes what `nodes` in front of a convolution do too."""
-
-    tensor: str
-    nodes: tuple[NodeProto, ...]
-    channels: int
-    geometry: Geometry
-    make: Callable[[np.ndarray], np.ndarray]
+# A tensor, the nodes that a convolution with a wider filter over it computes as well, and the facts of that one.
+_Wider = tuple[str, Sequence[NodeProto], Facts]
 
 
 def wider(graph: Graph, conv: NodeProto) -> list[tuple[Front, Facts]] | str:
@@ -48,18 +41,17 @@ def wider(graph: Graph, conv: NodeProto) -> list[tuple[Front, Facts]] | str:
     found = _of_pool(graph, node, own) if node.op_type == "AveragePool" else _of_slices(graph, node, own)
     if found is None or isinstance(found, str):
         return f"{node.op_type} '{label(node)}' stays: {found}" if found else []
-    reader = next(n for n in found.nodes if n.input[0] == found.tensor)
+    tensor, nodes, facts = found
+    reader = next(n for n in nodes if n.input[0] == tensor)
     fronts = [find_concat(graph, reader, most_sources()), one_source(graph, reader)]
-    pairs, K, (R, S) = list[tuple[Front, Facts]](), own.weight_dims[0], found.geometry.kernel_shape
+    pairs = list[tuple[Front, Facts]]()
     for front in (f for f in fronts if isinstance(f, Front)):
-        dims = conv_facts.source_dims(graph, front, found.channels)
+        dims = conv_facts.source_dims(graph, front, facts.weight_dims[1])
         if isinstance(dims, str):
             return f"{node.op_type} '{label(node)}' stays: {dims}"
-        whole = replace(front, nodes=(*site.nodes, *found.nodes, *front.nodes))
-        shape = (K, found.channels, R, S)
-        geometry = replace(found.geometry, pads=added(found.geometry.pads, front.pads))
-        facts = replace(own, weight_dims=shape, sources=dims, geometry=geometry, make=found.make)
-        pairs.append((whole, facts))
+        geometry = replace(facts.geometry, pads=added(facts.geometry.pads, front.pads))
+        whole = replace(front, nodes=(*site.nodes, *nodes, *front.nodes))
+        pairs.append((whole, replace(facts, sources=dims, geometry=geometry)))
     return pairs
 
 
@@ -88,8 +80,8 @@ def _of_pool(graph: Graph, pool: NodeProto, own: Facts) -> _Wider | str:
     def make(w: np.ndarray) -> np.ndarray:
         return np.broadcast_to(w.astype(np.float32) / count, (*w.shape[:2], *kernel))
 
-    whole = replace(geometry, strides=(strides[0], strides[1]))
-    return _Wider(pool.input[0], (pool,), own.weight_dims[1], whole, make)
+    dims = (*own.weight_dims[:2], kernel[0], kernel[1])
+    return pool.input[0], [pool], replace(own, weight_dims=dims, geometry=replace(geometry, strides=strides), make=make)
 
 
 def _of_slices(graph: Graph, node: NodeProto, own: Facts) -> _Wider | None:
@@ -132,7 +124,8 @@ def _of_slices(graph: Graph, node: NodeProto, own: Facts) -> _Wider | None:
     g = own.geometry
     pads = (step * g.pads[0], step * g.pads[1], step * g.pads[2], step * g.pads[3])
     geometry = Geometry((step * R, step * S), (step * g.strides[0], step * g.strides[1]), pads)
-    return _Wider(tensor, tuple(nodes), channels, geometry, make)
+    facts = replace(own, weight_dims=(K, channels, step * R, step * S), geometry=geometry, make=make)
+    return tensor, nodes, facts
 
 
 def _sliced(graph: Graph, tensor: str) -> tuple[str, dict[int, tuple[int, int]], list[NodeProto]]:

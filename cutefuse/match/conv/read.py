@@ -10,17 +10,17 @@ from functools import partial
 import numpy as np
 from onnx import NodeProto
 
+from cutefuse.graph.numbers import FLOATS
 from cutefuse.graph.read import ELEM_TYPES, Graph, attribute
 from cutefuse.kernels import Call
 from cutefuse.match.activation import ROUNDING
 from cutefuse.match.after import Affine, composed
-from cutefuse.match.answer import Constant, Refusal, Traffic
+from cutefuse.match.answer import Constant, Refusal
 from cutefuse.match.conv.front import Front, added
 from cutefuse.match.qdq import dequantises
 from cutefuse.operators.conv_form import Form, Source, form_of, most_spread
 from cutefuse.operators.conv_math import Geometry, pack, pack_depthwise
 
-DTYPES = ("float32", "float16", "bfloat16")
 GROUPS = "only group=1 and one filter for each channel (depthwise) can be fused"
 LARGEST_FOLDED = 1e30  # a filter beyond it overflows float32 in sums that stayed finite before the fold
 IMPRECISE = "overflows or loses precision"
@@ -70,19 +70,6 @@ class Facts:
         return np.tile(values, self.spread**2)
 
 
-def traffic(graph: Graph, site: Front, facts: Facts, element_bytes: int) -> dict[str, Traffic]:
-    """Joined, pooled or sliced tensor -> what it costs to write and to read it."""
-    batch, _, height, width = facts.sources[0]
-    joined = [c.output[0] for c in site.concats]
-    # The outer one, which comes first, has the channels of the filter.
-    channels = {t: (graph.dims(t) or (0, -1))[1] if i else facts.weight_dims[1] for i, t in enumerate(joined)}
-    made = [n.output[0] for n in site.nodes if n.op_type not in ("Identity", "Dropout", "Pad")]
-    return {
-        t: Traffic((batch, channels[t], height, width) if t in channels else graph.dims(t) or (-1,), element_bytes)
-        for t in made
-    }
-
-
 def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
     """Every fact about the convolution, transposed or not, or the first reason why it cannot be fused."""
     nodes = (conv, *site.nodes)
@@ -97,8 +84,8 @@ def read(graph: Graph, conv: NodeProto, site: Front) -> Facts | Refusal:
     weight_dims, dtype = _constant_type(graph, weight)
     if len(weight_dims) != 4:
         return no(f"the filter has rank {len(weight_dims)}; only 2-D convolutions (rank 4, KCRS) can be fused")
-    if dtype not in DTYPES:
-        return no(f"the filter is {dtype or 'of an unknown type'}; {', '.join(DTYPES)} can be fused, convert the model")
+    if dtype not in FLOATS:
+        return no(f"the filter is {dtype or 'of an unknown type'}; {', '.join(FLOATS)} can be fused, convert the model")
     transposed = conv.op_type == "ConvTranspose"
     K, C, R, S = weight_dims if not transposed else (*weight_dims[1::-1], *weight_dims[2:])
     group = attribute(conv, "group", 1)

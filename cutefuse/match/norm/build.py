@@ -10,7 +10,7 @@ from onnx import NodeProto
 
 from cutefuse.graph.numbers import ELEMENT_BYTES
 from cutefuse.graph.read import Graph
-from cutefuse.match.answer import Constant, Finder, Match, Refusal, Traffic
+from cutefuse.match.answer import Constant, Finder, Match, Refusal
 from cutefuse.match.norm import read as norm_facts
 from cutefuse.operators import row_norm
 
@@ -26,7 +26,7 @@ class NormSites(Finder):
         if norm is None or isinstance(norm, Refusal):
             return norm
         alone = replace(norm, total=None, nodes=tuple(n for n in norm.nodes if n is not norm.total))
-        if norm.total is not None and any(graph.depends(p, norm.x) for p in (norm.gamma, norm.beta) if p):
+        if norm.total is not None and norm.x in graph.behind(filter(None, (norm.gamma, norm.beta))):
             norm = alone  # the fused node would wait for a parameter that is computed from the sum that it makes
         found = self._match(graph, norm)
         if isinstance(found, Match) and norm.total is not None:  # another operator may want the Add for itself
@@ -66,5 +66,5 @@ class NormSites(Finder):
             inputs, outputs = (*norm.total.input, *parameters), (norm.y, norm.x if needed else "")
         made = [o for n in norm.nodes for o in n.output if o and o not in outputs]
         wide = [o for o in made if norm_facts.last_size(graph, o) == columns]
-        saved = {o: Traffic(dims, ELEMENT_BYTES.get(graph.dtype(o) or dtype, 4)) for o in wide}
-        return Match(call, norm.nodes, inputs, outputs, saved)
+        stored = {o: ELEMENT_BYTES.get(graph.dtype(o) or dtype, 4) for o in wide}
+        return Match(call, norm.nodes, inputs, outputs, stored)

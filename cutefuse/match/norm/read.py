@@ -9,17 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto
 
+from cutefuse.graph.numbers import HALVES
 from cutefuse.graph.read import Graph, attribute, label
 from cutefuse.match.answer import Refusal
+from cutefuse.match.sizes import ALIKE
 
 SINGLE = {"LayerNormalization": True, "RMSNormalization": False, "SimplifiedLayerNormalization": False}
 MAX_DEPTH = 32  # operators that are looked through for a size
-_SAME_SIZE = (
-    "Identity", "Dropout", "Cast", "Relu", "Gelu", "Erf", "Sigmoid", "Tanh", "Softmax", "LayerNormalization",
-    "HardSwish",
-)  # fmt: skip
 OF_PIXELS = {"InstanceNormalization": "channel", "GroupNormalization": "group of channels"}
-HALVES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -276,7 +273,7 @@ def last_size(graph: Graph, tensor: str, depth: int = 0) -> int:
         return dims[-1] if dims else -1
     if node is None or depth > MAX_DEPTH:
         return -1
-    if graph.is_op(node, *_SAME_SIZE):
+    if graph.is_op(node, *ALIKE):
         return last_size(graph, node.input[0], depth + 1)
     if graph.is_op(node, "MatMul"):
         weight = graph.dims(node.input[1]) or ()

@@ -13,7 +13,7 @@ from cutefuse import kernels
 from cutefuse.graph.numbers import INT8, Number
 from cutefuse.graph.read import Graph, label
 from cutefuse.match.after import Chain, chains_after
-from cutefuse.match.answer import Constant, Finder, Match, Refusal, Traffic
+from cutefuse.match.answer import Constant, Finder, Match, Refusal
 from cutefuse.match.conv.build import SINGLE
 from cutefuse.match.qdq import NotFused, after_cast, cast_type, linear, quantises, scalar
 from cutefuse.match.quant import read as quant_facts
@@ -101,11 +101,10 @@ def _match(site: QuantSite, tail: Chain, end: _End, factor: np.ndarray, bias: np
         Constant("weight_scale", (K,), "float32", lambda: factor.astype(np.float32)),
         Constant("bias", (K,), "float32", lambda: bias.astype(np.float32)),
     )  # fmt: skip
-    batch, _, height, width = dims[0]
-    saved = {site.concat: Traffic((batch, sum(channels), height, width), 1)} if site.concat else {}
+    stored = {site.concat: 1} if site.concat else {}
     nodes = (*site.nodes, *tail.nodes, *end.nodes)
     takes = frozenset(() if site.concat else (SINGLE,))
-    return Match(call, nodes, (*(site.sources[i] for i in order), *constants), (end.output,), saved, takes)
+    return Match(call, nodes, (*(site.sources[i] for i in order), *constants), (end.output,), stored, takes)
 
 
 def _first_legal(matches: Sequence[Match]) -> Match:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from cutefuse.graph.numbers import Number
+from cutefuse.graph.numbers import FLOATS, Number
 from cutefuse.graph.read import Graph, attribute, label
 from cutefuse.match import qdq
 from cutefuse.match.answer import Quantized, Refusal
@@ -65,7 +65,7 @@ class Weight:
 def find(graph: Graph, conv: NodeProto, max_sources: int, alone: bool) -> QuantSite | Refusal | None:
     """The quantised site of a Conv; None when it is no Conv over a Concat, or neither side of it is quantised. `alone`:
     over anything, where the filter is quantised."""
-    front = _walk(graph, conv, alone)
+    front = quantised_front(graph, conv, alone)
     if front is None:
         return None
     try:
@@ -77,8 +77,9 @@ def find(graph: Graph, conv: NodeProto, max_sources: int, alone: bool) -> QuantS
 _MOST_BETWEEN = 5  # a pair of Q and DQ between Casts, and one node too many
 
 
-def _walk(graph: Graph, conv: NodeProto, alone: bool) -> Front | None:
-    """What a quantised Conv reads; its nodes are the Q and DQ nodes and Casts in front of the Conv, and the Concat."""
+def quantised_front(graph: Graph, conv: NodeProto, alone: bool) -> Front | None:
+    """What a Conv of the quantised operator reads, fused there or refused; None of another one, see `find`. Its nodes
+    are the Q and DQ nodes and Casts in front of the Conv, and the Concat."""
     if not graph.is_op(conv, "Conv") or len(conv.input) < 2:
         return None
     between: list[NodeProto] = []
@@ -92,11 +93,6 @@ def _walk(graph: Graph, conv: NodeProto, alone: bool) -> Front | None:
     if not quantised_filter and not any(qdq.kind_of(n, graph) for n in between):
         return None
     return Front(tuple(node.input), (*between, node), (node,))
-
-
-def is_quantised(graph: Graph, conv: NodeProto, alone: bool) -> bool:
-    """Whether the Conv belongs to the quantised operator, fused there or refused; see `find`."""
-    return _walk(graph, conv, alone) is not None
 
 
 def _read(graph: Graph, conv: NodeProto, front: Front, max_sources: int) -> QuantSite:
@@ -161,8 +157,8 @@ def _sources(
     cast, custom = qdq.cast_type(before), pair[1].domain == qdq.CUSTOM_DOMAIN
     sources, gone = list[str | Quantized](), list[NodeProto]()
     for tensor in front.sources:
-        if graph.dtype(tensor) not in (None, *qdq.FLOATS):
-            raise NotFused(f"source '{tensor}' is {graph.dtype(tensor)}; only {', '.join(qdq.FLOATS)} can be quantised")
+        if graph.dtype(tensor) not in (None, *FLOATS):
+            raise NotFused(f"source '{tensor}' is {graph.dtype(tensor)}; only {', '.join(FLOATS)} can be quantised")
         own = graph.producer(tensor)
         # Rounding what already is a multiple of the scale gives it back.
         if qdq.dequantises(own, graph) and not cast and _same(graph, own, up):

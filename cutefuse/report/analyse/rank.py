@@ -106,7 +106,7 @@ class _Times:
         self.engine, self.peaks = engine, peaks
         fused = [s for s in sites if s.status == FUSED]
         doomed = plan(graph, fused)
-        self.gone = {label(n) for n in graph.nodes if id(n) in doomed.dead}
+        self.gone = {label(n) for n in graph.nodes if id(n) in doomed}
         self.by_node: dict[str, list[Layer]] = defaultdict(list)
         for layer in engine.layers:
             for name in layer.onnx:

@@ -19,8 +19,8 @@ def run(state: State) -> None:
     and counts the Casts in `conversion`."""
     graph, engine = state.graph, state.engine
     state.doomed = plan(graph, state.fused)
-    state.silus = tanh_silu.find(graph, state.doomed.dead)
-    state.known_faults = met(graph, engine.version, state.doomed.dead) if engine.name == TENSORRT else []
+    state.silus = tanh_silu.find(graph, state.doomed)
+    state.known_faults = met(graph, engine.version, state.doomed) if engine.name == TENSORRT else []
     casts = cast_tensors(graph, state.fused, state.doomed)
     state.after = _predicted(state, casts)
     if state.conversion:
@@ -41,7 +41,7 @@ def _cast_bytes(dims: Sequence[int] | None) -> int | None:
 
 def _predicted(state: State, casts: Sequence[str]) -> Counter[str]:
     """The op_types after the rewrite."""
-    counts = Counter(n.op_type for n in state.graph.nodes if id(n) not in state.doomed.dead)
+    counts = Counter(n.op_type for n in state.graph.nodes if id(n) not in state.doomed)
     matches = [s.chosen for s in state.fused]
     counts.update(match.call.op_type for match in matches)
     made = {i for match in matches for i in match.inputs if isinstance(i, Joined | Quantized)}  # sites share equal ones

@@ -12,6 +12,7 @@ from onnx import NodeProto, helper
 
 from cutefuse import kernels
 from cutefuse.graph.body import DOMAIN
+from cutefuse.graph.cut import needed
 from cutefuse.graph.read import ELEM_TYPES, Graph
 from cutefuse.graph.runner import LacksOperator
 from cutefuse.graph.store import load_model
@@ -63,12 +64,10 @@ def run(state: State, folder: Path) -> None:
 
 def _probes(graph: Graph, sites: Sequence[Site]) -> list[Probe]:
     """Every tensor that a fused site makes for others."""
-    fused = [(s.name, s.chosen, _gain(graph, s.chosen)) for s in sites]
+    made = [(s.name, s.chosen, t) for s in sites for t in s.chosen.outputs if t]
     return [
-        Probe(name, t, _inner(match, t), *_alike(match), gain if t == match.outputs[0] else None)
-        for name, match, gain in fused
-        for t in match.outputs
-        if t
+        Probe(name, t, _inner(match, t), *_alike(match), _gain(graph, match) if t == match.outputs[0] else None)
+        for name, match, t in made
     ]
 
 
@@ -94,18 +93,11 @@ def _gain(graph: Graph, match: Match) -> np.ndarray | None:
 
 def _inner(match: Match, tensor: str) -> tuple[str, ...]:
     """What a site's nodes make from its Conv to `tensor`; nothing for a site without a Conv."""
-    maker = {o: n for n in match.nodes for o in n.output}
-    found: list[str] = []
-    ahead, convolved = [tensor], False
-    while ahead:
-        name = ahead.pop()
-        if name in found or name not in maker:
-            continue
-        found.append(name)
-        convolved |= maker[name].op_type in CONVOLUTIONS
-        if maker[name].op_type not in CONVOLUTIONS:
-            ahead += maker[name].input
-    return tuple(n for n in found if n != tensor) if convolved else ()
+    convolved = {o for n in match.nodes if n.op_type in CONVOLUTIONS for o in n.output}
+    behind = [n for n in match.nodes if convolved.isdisjoint(n.output)]
+    nodes, read = needed(behind, [tensor], convolved.__contains__)
+    ends = [t for t in read if t in convolved]
+    return tuple(t for t in (*ends, *(o for n in nodes for o in n.output)) if t != tensor) if ends else ()
 
 
 def _left_out(graph: Graph, sites: Sequence[Site]) -> list[NodeProto]:
