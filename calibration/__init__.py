@@ -5,6 +5,7 @@
 | constants | rows in data/ | refitted by |
 |---|---|---|
 | `times.POINTWISE`, `times.SPATIAL` | sites_h200, network_sites_h200 | convolutions.py |
+| `rules_torch.ODD` | odd_channels_h200 | odd_channels.py |
 | `times._KERNEL_US`, `_PASS_SHARE`; `rules_torch._JOIN_US` to `_SCATTER_US` | networks_h200 | networks.py |
 | the others of `times` and `rules_torch` | traces that were not kept | by hand; networks.py tells errors |
 | `cutlass_kernels/conv/depthwise.cpp` | depthwise_h200 | depthwise.py |

@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from calibration import convolutions, depthwise, four, networks, patch_rows, tiles
+from calibration import convolutions, depthwise, four, networks, odd_channels, patch_rows, tiles
 from calibration.rows import SM
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.kernels import reject_device
@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise CutefuseError(f"{reason}; the rows are an H200's: build the library with ARCHS=90a or ARCHS=none")
         parts = [
             ("Kernels", convolutions),
+            ("Odd channels", odd_channels),
             ("Tiles", tiles),
             ("Patch rows", patch_rows),
             ("Four warpgroups in turn", four),

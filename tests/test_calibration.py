@@ -9,9 +9,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from calibration import convolutions, fit, four, networks, patch_rows, rows, tiles
+from calibration import convolutions, fit, four, networks, odd_channels, patch_rows, rows, tiles
 from cutefuse import kernels
-from cutefuse.select import times
+from cutefuse.select import rules_torch, times
 
 SIZES = np.geomspace(1e4, 1e8, 40)
 
@@ -50,7 +50,7 @@ def test_every_file_of_recorded_rows_is_read() -> None:
     assert {p.name for p in rows.DATA.iterdir()} == {
         *read, *convolutions.FILES, "networks_h200.csv", "near_h200.csv", "tiles_int8_ordered_h200.csv",
         "tiles_images_h200.csv", "early_layers_h200.csv", "depthwise_h200.csv", "depthwise_cudnn_h200.csv",
-        "patch_rows_h200.csv", "short_layers_h200.csv",
+        "patch_rows_h200.csv", "short_layers_h200.csv", "odd_channels_h200.csv",
     }  # fmt: skip
     assert all(len(rows.site_rows(name)) > 200 for name in convolutions.FILES)
 
@@ -68,6 +68,17 @@ def test_tiles_that_a_script_refits_have_the_librarys_price(part: ModuleType) ->
         work = {name: np.array([value]) for name, value in part.tile_work(row).items()}
         ours = float(part.times_us(work, part.NOW)[0])
         assert kernels.predicted_us(asked) == pytest.approx(ours, rel=0.01), row
+
+
+def test_odd_channels_cost_what_was_recorded() -> None:
+    device, off = times.device_of(rows.SM, "H200"), []
+    for row in rows.read("odd_channels_h200.csv"):
+        conv = odd_channels.convolution_of(row)
+        us = float(row["whole_us"]) + rules_torch.odd_channels_us(device, conv)
+        off.append(abs(np.log(us / float(row["odd_us"]))))
+        whole, few = replace(conv, C=conv.C // 8 * 8), replace(conv, C=3)
+        assert rules_torch.odd_channels_us(device, whole) == rules_torch.odd_channels_us(device, few) == 0
+    assert len(off) == 160 and np.mean(off) < 0.2
 
 
 def test_a_tile_that_was_not_recorded_is_slower_than_all_that_were() -> None:

@@ -24,7 +24,7 @@ from cutefuse.select import times
 from cutefuse.select import wiring as w
 from cutefuse.select.compiled import Kernel, Record
 from cutefuse.select.price import MODELLED, Price
-from cutefuse.select.times import Convolution, Device, convolution_us, fused_us
+from cutefuse.select.times import Convolution, Device, fused_us
 from cutefuse.select.wiring import ELEMENTWISE, Engine, Wiring
 
 _INSIDE = ("Concat", *w.ENLARGED, *w.RANGES, *w.IN_FILTERS)  # nodes of a match that cost something whatever it is
@@ -70,7 +70,7 @@ class Model:
         self.between = [n for n in graph.nodes if n.op_type in w.ENLARGED and w.is_between(n)]
         self._named = {label(n): n for n in graph.nodes}
         self.shares = functools.cache(self._shares)
-        self.convolution_us = functools.cache(self._convolution_us)
+        self.convolution_us = functools.cache(functools.partial(engine.convolution_us, device))
         self._fused_us: dict[Hashable, float | None] = {}  # by what a call asks of the library
         self._own: dict[int, tuple[Match, Own]] = {}  # by the id of a match, which is held so that it stays unique
 
@@ -84,10 +84,6 @@ class Model:
             if own:
                 found[kernel] = (name in own) / len(own)
         return found
-
-    def _convolution_us(self, conv: Convolution) -> float:
-        """Time of the engine's own kernel."""
-        return self.engine.depthwise_us(self.device, conv) if conv.depthwise else convolution_us(conv, self.device)
 
     def transposed_us(self, conv: Convolution) -> float:
         """Time of the engine's own kernel for a ConvTranspose of the same products."""

@@ -11,7 +11,8 @@ from typing import ClassVar
 
 from onnx import NodeProto
 
-from cutefuse.select.times import Convolution, Device
+from cutefuse.graph.numbers import ELEMENT_BYTES
+from cutefuse.select.times import Convolution, Device, convolution_us
 from cutefuse.select.wiring import ELEMENTWISE, ENLARGED, MOVES, POOLS, Engine, Wiring, is_between
 
 _VECTOR = 8  # channels to which our pixels are padded
@@ -32,6 +33,10 @@ _TURN_SHARE, _SCATTER_US = 0.7, 1.6
 # How much longer Triton takes over a Concat that it also normalises: 116 of DenseNet-121, one image and eight. Of more
 # than a few inputs it joins some beforehand.
 _NORMALISED_US = 1.6
+# What cuDNN takes longer in 16 bits where channels are no whole vectors: under several taps it copies image and filter
+# to such, at least so long, and so long for a million bytes of each; a 1x1 filter reads single channels.
+# calibration/odd_channels.py fits these.
+ODD = {"start_us": 6.0, "image_us": 1.5, "filter_us": 2.5, "pointwise_us": 0.6}
 # Forward row norms against torch.compile, geometric means on an H200, for the bytes they move.
 _NORM_RATIOS = {False: 0.83, True: 0.74}
 
@@ -119,8 +124,10 @@ class TorchCompile(Engine):
         concats = wiring.concats_of(wiring.source(enlarged.input[0]))
         return any(self.in_planes(wiring, c) for c in concats if wiring.alive(c))
 
-    def depthwise_us(self, device: Device, conv: Convolution) -> float:
-        return device.depthwise_us(conv.output_bytes, conv.taps, conv.dilated_taps)
+    def convolution_us(self, device: Device, conv: Convolution) -> float:
+        if conv.depthwise:
+            return device.depthwise_us(conv.output_bytes, conv.taps, conv.dilated_taps)
+        return convolution_us(conv, device) + odd_channels_us(device, conv)
 
     def join_us(self, device: Device, size_bytes: float, sources: int) -> float:
         per_million_us = _JOIN_US + _JOIN_SOURCE_US * sources
@@ -142,6 +149,18 @@ class TorchCompile(Engine):
         narrow = dims is not None and len(dims) == 4 and dims[1] % _VECTOR != 0
         read = narrow and wiring.read[tensor] > wiring.given[tensor] and tensor not in wiring.made
         return wiring.device.copy_us(2 * wiring.size_of(tensor)) if read else 0.0
+
+
+def odd_channels_us(device: Device, conv: Convolution, rates: Mapping[str, float] = ODD) -> float:
+    """How much longer cuDNN takes than over whole vectors of channels. An image of fewer than a vector has kernels."""
+    size = ELEMENT_BYTES[conv.dtype]
+    if conv.C % _VECTOR == 0 or conv.C < _VECTOR or size != 2:
+        return 0.0
+    image_bytes, filter_bytes = conv.N * conv.C * conv.H * conv.W * size, conv.K * conv.C * conv.taps * size
+    if conv.taps == 1:
+        return _for_bytes(device, rates["pointwise_us"], image_bytes)
+    copied_us = _for_bytes(device, rates["image_us"], image_bytes)
+    return rates["start_us"] + copied_us + _for_bytes(device, rates["filter_us"], filter_bytes)
 
 
 def turn_us(device: Device, size_bytes: float, scattered_bytes: float = 0.0) -> float:

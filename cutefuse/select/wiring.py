@@ -19,7 +19,7 @@ from cutefuse.kernels import Tensor
 from cutefuse.match.answer import Match, Operand
 from cutefuse.match.conv.image import IMAGE
 from cutefuse.select.tally import Tally
-from cutefuse.select.times import NORM_US, Convolution, Device, device_of
+from cutefuse.select.times import NORM_US, Convolution, Device, convolution_us, device_of
 
 RANGES = ("Split", "Slice")
 ENLARGED = ("Resize", "Upsample")
@@ -117,9 +117,9 @@ class Engine:
             return device.move_us(sum(read[1:]))
         return 0.0
 
-    def depthwise_us(self, device: Device, conv: Convolution) -> float:
-        """Time of its own kernel for a depthwise convolution."""
-        return device.pass_us(conv.bytes_moved)
+    def convolution_us(self, device: Device, conv: Convolution) -> float:
+        """Time of its own kernel for a convolution."""
+        return device.pass_us(conv.bytes_moved) if conv.depthwise else convolution_us(conv, device)
 
     def join_us(self, device: Device, size_bytes: float, sources: int) -> float:
         """Time of a Concat of so many bytes by itself."""
