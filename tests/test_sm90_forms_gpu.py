@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_gpu")]
 
 DTYPES = ("float16", "bfloat16")
 PAIRED = {i for i, name in TILES.items() if name.endswith("_f2")}  # filter tiles by twos; each output has its own
-NO_SHORTCUT = {i for i, name in TILES.items() if "_pp_" in name} | {173}  # the widest of those whose pixels are rows
+IN_TURNS = {i for i, name in TILES.items() if "_pp_" in name or "_four_" in name}
+NO_SHORTCUT = IN_TURNS | {173}  # the widest of those whose pixels are rows
 SAME = {"R": 3, "S": 3, "pads": (1, 1, 1, 1)}
 
 

@@ -68,8 +68,8 @@ def test_a_head_is_a_convolution_of_a_pixel(
         ("y = Gemm<transB=1, alpha=0.5>(f, w, b)", {}),
         ("y = Gemm<transB=1, beta=2.0>(f, w, b)", {}),
         ("y = Gemm<transB=1>(f, w, b)", {"bias": (3, 10)}),  # another bias for each row
-        ("y = Gemm<transB=1>(f, w, b)", {"N": 9}),  # more rows than were measured
-        ("y = Gemm<transB=1>(f, w, b)", {"C": 2056, "K": 2048}),  # more weights
+        ("y = Gemm<transB=1>(f, w, b)", {"N": 17}),  # more rows than were measured
+        ("y = Gemm<transB=1>(f, w, b)", {"C": 4104, "K": 2048}),  # more weights
         ("y = Gemm<transB=1>(f, w, b)", {"C": 44}),  # rows that are no whole vectors
         ("y = Gemm<transB=1>(f, w, b)", {"dtype": "float32"}),
         ("y = Gemm<transB=1>(f, w, b)", {"sm": 80}),  # no small tiles

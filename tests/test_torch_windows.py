@@ -182,7 +182,7 @@ def test_a_concat_of_fused_nodes_for_fused_nodes_is_a_window_of_one_pixel(tmp_pa
         (JOIN + POOL + "y = Sigmoid(p)", {}),  # Inductor makes one kernel of both
         (JOIN + POOL.replace("p =", "y ="), {}),  # a result of the network
         (JOIN + "t = Sin(j) " + POOL.replace("(j)", "(t)") + AFTER, {}),  # Inductor computes the sine inside
-        (JOIN + "p = MaxPool<kernel_shape=[7,7], pads=[3,3,3,3]>(j) " + AFTER, {}),  # too many pixels
+        (JOIN + "p = MaxPool<kernel_shape=[11,11], pads=[5,5,5,5]>(j) " + AFTER, {}),  # too many pixels
         (JOIN + "p = Resize<mode=\"cubic\">(j, , s) " + AFTER, {}),
         (JOIN + "p = GlobalAveragePool(j) " + AFTER, {"dims": "1,8,33,33"}),  # one block for 1089 pixels
     ],

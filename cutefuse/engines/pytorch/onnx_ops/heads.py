@@ -1,8 +1,8 @@
 """Fully connected layers over a few rows, as classifiers have them, by our small tiles: 1x1 convolutions of a pixel.
 
 cuBLAS gives each multiprocessor 64 columns of the weights, so that 1000 classes keep 16 of them busy; a small tile also
-divides the reduction over a cluster. On an H200, float16, 2048 channels to 1000 classes: 3.2 us for 12.6 with one row,
-3.1 for 5.2 with eight; 4096 to 4096: 9.9 for 9.8 and 11.5 for 9.5.
+divides the reduction over a cluster. On an H200, float16, 2048 channels to 1000 classes: 3.5 us for 14.0 with one row,
+3.4 for 6.8 with sixteen; 4096 to 2048: 6.6 for 10.2, 6.0 for 9.6 (`benchmarks/windows.py`); 4096 to 4096 gains nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cutefuse.operators.conv_call import make_call
 from cutefuse.operators.conv_form import Source, form_of
 from cutefuse.operators.conv_math import CHANNEL_BLOCK, Geometry
 
-_MOST_ROWS, _MOST_WEIGHTS = 8, 1 << 22
+_MOST_ROWS, _MOST_WEIGHTS = 16, 1 << 23
 
 
 def take_heads(program: Program, sm: int) -> None:

@@ -21,7 +21,7 @@ from cutefuse.engines.pytorch.onnx_ops.program import Program, Step
 
 # Pixels that one window reads: a thread of ours reads all of them, Inductor's two kernels each row's largest once. The
 # mean of an image is a block's work for a few channels; over more pixels Inductor's two kernels are faster.
-_MOST_PIXELS, _MOST_OF_IMAGE = 25, 32 * 32
+_MOST_PIXELS, _MOST_OF_IMAGE = 81, 32 * 32
 _TYPES = (torch.float16, torch.bfloat16, torch.float32)
 _APART = (FusedNode, Convolution, ConvolutionRelu)  # kernels of their own in either mode of the engine
 _VIEWS = ("Flatten", "Reshape", "Squeeze", "Transpose")
