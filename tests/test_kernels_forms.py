@@ -156,7 +156,7 @@ def test_the_hopper_tiles_leave_channels_beside_an_output_alone() -> None:
     assert (90 in {table[i] for i in kernels.configs(whole)}) == ("90a" in kernels.describe()["targets"])
 
 
-HALO, BESIDE = {121, 126, 129, 130, 176}, {167}
+HALO, BESIDE = {121, 124, 126, 129, 130, 176}, {167}
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,9 @@ struct Sm90Im2col : Sm90Numbers<Element_> {
   static constexpr int kProducerRegisters = kPre ? 72 : kManyRegisters ? 40 : 56;
   static constexpr int kConsumerRegisters = kPre ? 216 : kManyRegisters ? 232 : 224;
   static constexpr int kReaders = kFour ? kFilters / 64 : kPingPong ? 1 : kConsumers;  // warpgroups of one tile
-  static constexpr int kPixelGroups =
-      kFilters == 64 && !kPixelRows ? kReaders : 1;  // of them side by side along the pixels
   static constexpr int kRows = kPixelRows ? kPixels : kFilters;
-  static constexpr int kRowTiles = kRows / 64 * kPixelGroups / kReaders;     // 64 rows each, of one warpgroup
-  static constexpr int kN = kPixelRows ? kFilters : kPixels / kPixelGroups;  // wgmma's width
+  static constexpr int kRowTiles = kRows / 64 / kReaders;     // 64 rows each, of one warpgroup
+  static constexpr int kN = kPixelRows ? kFilters : kPixels;  // wgmma's width
   static_assert(kRows == 64 || kRows == 128);
   static_assert(!kPixelRows || (kPingPong && sizeof(Output) == 2 && !kPre && !kPairs));
   static constexpr int kStoreRows = kPixelRows ? kN : sm90_store_rows(kN);  // pixels of one TMA store
@@ -190,7 +188,7 @@ template <class Traits>
 CUTE_DEVICE void issue_k_tiles(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
                                Steps<Traits> &position, SM90::GMMA::ScaleOut &scale,
                                typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,
-                               int first_row_w, int first_row_x, int k_begin, int k_end) {
+                               int first_row, int k_begin, int k_end) {
   Problem const &p = params.problem;
   uint64_t *const full = shared.multipliable();
   FilterRows<Traits> const rows = filter_rows<Traits>(params);
@@ -198,9 +196,8 @@ CUTE_DEVICE void issue_k_tiles(typename Traits::Sum (&acc)[Traits::kRowTiles][Tr
   CUTE_NO_UNROLL
   for (int k = k_begin; k < k_end; ++k) {
     if (!arrived) TransactionBarrier::wait(&full[ring.stage], ring.phase);
-    uint64_t const w = rows.operand_at(shared.w[ring.stage], first_row_w);
-    uint64_t const x =
-        operand(&shared.x[ring.stage][first_row_x * Traits::kChannels], 8 * Traits::kPixelBytes, Traits::kSwizzle);
+    uint64_t const w = rows.operand_at(shared.w[ring.stage], first_row);
+    uint64_t const x = operand(shared.x[ring.stage], 8 * Traits::kPixelBytes, Traits::kSwizzle);
     multiply<typename Traits::Element, Traits::kN, Traits::kSteps>(acc, Traits::kPixelRows ? x : w,
                                                                    Traits::kPixelRows ? w : x, position.steps(p), scale,
                                                                    64 * rows.row_bytes, rows.two_steps_bytes);
@@ -219,11 +216,11 @@ CUTE_DEVICE void issue_k_tiles(typename Traits::Sum (&acc)[Traits::kRowTiles][Tr
 template <class Traits>
 CUTE_DEVICE void main_loop(typename Traits::Sum (&acc)[Traits::kRowTiles][Traits::kN / 2], Ring &ring,
                            typename Traits::SharedStorage &shared, Sm90Params const &params, Release const &release,
-                           int first_row_w, int first_row_x) {
+                           int first_row) {
   auto scale = begin_sums(acc, params);
   Steps<Traits> position(params.problem);
   issue_by_scale<Traits>(acc, ring, shared, params, release, [&](int begin, int end) {
-    issue_k_tiles<Traits>(acc, ring, position, scale, shared, params, release, first_row_w, first_row_x, begin, end);
+    issue_k_tiles<Traits>(acc, ring, position, scale, shared, params, release, first_row, begin, end);
   });
 }
 
@@ -245,11 +242,10 @@ CUTE_DEVICE void store_pixels(Sm90Params const &params, TileFilters const &filte
 // this warpgroup has these filters.
 template <class Traits>
 CUTE_DEVICE void take_shortcut(float (&acc)[Traits::kN / 2], bool adds, Ring &ring,
-                               typename Traits::SharedStorage &shared, Release const &release, int first_row_x,
-                               int consumer) {
+                               typename Traits::SharedStorage &shared, Release const &release, int consumer) {
   TransactionBarrier::wait(&shared.full[ring.stage], ring.phase);
   if (adds) {
-    add_shortcut<typename Traits::Element, Traits::kN / 8>(acc, &shared.x[ring.stage][first_row_x * kStoreColumns]);
+    add_shortcut<typename Traits::Element, Traits::kN / 8>(acc, shared.x[ring.stage]);
   }
   cutlass::arch::fence_view_async_shared();  // what was read here is next written by TMA
   cutlass::arch::NamedBarrier::sync(128, consumer);
@@ -261,29 +257,26 @@ CUTE_DEVICE void take_shortcut(float (&acc)[Traits::kN / 2], bool adds, Ring &ri
 template <class Traits>
 CUTE_DEVICE void share_tiles(typename Traits::SharedStorage &shared, Sm90Params const &params,
                              ClusterPlace const &place, int consumer) {
-  constexpr int kN = Traits::kN;
-  constexpr bool kShareFilters = Traits::kPixelGroups == 2;
-  int const first_row_w = kShareFilters ? 0 : consumer * 64, first_row_x = kShareFilters ? consumer * kN : 0;
+  int const first_row = consumer * 64;
   Release const release(place);
   Ring ring(Traits::kStages);
   for (int tile = place.first_tile; tile < place.tiles; tile += place.clusters) {
-    TileFilters const filters(params, place.tile_f(tile), Traits::kFilters, first_row_w);
-    int const first = place.first_pixel<Traits::kPixels>(tile, params) + first_row_x;
+    TileFilters const filters(params, place.tile_f(tile), Traits::kFilters, first_row);
+    int const first = place.first_pixel<Traits::kPixels>(tile, params);
     Pair<Traits> pair(params, filters);
     auto const store = [&](int i, auto const *from) {
       store_pixels(params, filters, from, first + i * Traits::kStoreRows);
     };
     auto activation = params.problem.activation;
-    typename Traits::Sum acc[1][kN / 2];
-    main_loop<Traits>(acc, ring, shared, params, release, first_row_w, first_row_x);
+    typename Traits::Sum acc[1][Traits::kN / 2];
+    main_loop<Traits>(acc, ring, shared, params, release, first_row);
     finish_loop<Traits>(acc, ring, shared, release);
     lower_sums(acc, params);
     if constexpr (Traits::kShortcut) {
       if (has_shortcut(params.problem)) {
         activation = finish_before_shortcut(acc[0], pair, params.problem);
         for (int i = 0; i < Traits::kShortcutSlots; ++i) {
-          bool const adds = kShareFilters || i == consumer;
-          take_shortcut<Traits>(acc[0], adds, ring, shared, release, first_row_x, consumer);
+          take_shortcut<Traits>(acc[0], i == consumer, ring, shared, release, consumer);
         }
       }
     }
@@ -309,7 +302,7 @@ CUTE_DEVICE void take_turns(typename Traits::SharedStorage &shared, Sm90Params c
     // fillings of a stage from those two earlier.
     if (tile != place.first_tile) cutlass::arch::NamedBarrier::sync(kMeeting, my_turn);
     typename Traits::Sum acc[kRowTiles][kN / 2];
-    main_loop<Traits>(acc, ring, shared, params, release, row, 0);
+    main_loop<Traits>(acc, ring, shared, params, release, row);
     if (tile + place.clusters < place.tiles) cutlass::arch::NamedBarrier::arrive(kMeeting, next_turn);
     finish_loop<Traits>(acc, ring, shared, release);
     lower_sums(acc, params);

@@ -52,7 +52,7 @@ struct Rewriter {
   static constexpr int kVector = 16 / int(sizeof(Element)), kChunks = kChannelBlock / kVector;
   static constexpr int kGroups = Traits::kPixels / 8, kMine = ceil_div(kGroups, Traits::kRewriters);
   static constexpr int kQuads = ceil_div(kMine, 4);  // a pixel for every lane
-  static_assert(kChunks == 8 && Traits::kPixels % 8 == 0 && Traits::kPixelGroups == 1);
+  static_assert(kChunks == 8 && Traits::kPixels % 8 == 0);
   int member, lane;              // the warp's number among them
   Pixel corner[kQuads];          // of this lane's pixels: what lies under tap (0,0); unless the filter is pointwise
   unsigned inside[kQuads] = {};  // a bit for each lane's pixel: not a pad under this tap

@@ -26,7 +26,7 @@ struct Sm90Small : Sm90Numbers<Element_> {
   static constexpr int kRows = kPixelRows ? kPixels : kFilters, kN = kPixelRows ? kFilters : kPixels, kRowTiles = 1;
   static constexpr bool kShortcut = !kPre && !kDrains && !kEnlarged && !(kPixelRows && kN > kWidestWithShortcut);
   static constexpr bool kPingPong = false, kSharesPixels = false, kPreActivated = kPre;
-  static constexpr int kShortcutSlots = 0, kPixelGroups = 1, kPhasePixels = kPixels / 4;
+  static constexpr int kShortcutSlots = 0, kPhasePixels = kPixels / 4;
   static constexpr int kRunPixels = kEnlarged ? kPhasePixels : kPixels;  // of the run that is a tile
   static constexpr bool kInOrder = loads_in_order(true, kPixels);
   // At most: blocks on a multiprocessor, and stages of each.

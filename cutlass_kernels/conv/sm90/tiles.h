@@ -10,7 +10,7 @@
 namespace cutefuse::conv {
 
 enum class Sm90Schedule {
-  kCooperative,  // two warpgroups on one tile; with 64 filters they split the pixels, with 128 the filters
+  kCooperative,  // two warpgroups on one tile: of 64 filters of a patch they split the pixels, of 128 the filters
   kPingPong,     // each warpgroup has tiles of its own: one multiplies while the other stores
   // Likewise with four warpgroups of 64 filters each: of 128 filters two share a tile. For outputs that take longer to
   // be finished and stored than to be multiplied.
