@@ -65,16 +65,16 @@ def test_a_source_without_a_bias_has_no_pass_that_its_concat_could_save(tmp_path
     ("pixels", "heads", "status"),
     [
         (64, 1, "left out"),  # 2 MB between pixels, which save less than a head costs
-        (192, 1, "fused"),
-        (192, 3, "left out"),  # 19 MB save more than one head should gain, and less than three of them
-        (256, 3, "fused"),
+        (256, 1, "fused"),
+        (256, 3, "left out"),  # 34 MB save more than one head costs, and less than three of them
+        (384, 3, "fused"),
     ],
 )
 def test_convolutions_behind_an_enlargement_are_taken_together_or_not(
     pixels: int, heads: int, status: str, tmp_path: Path
 ) -> None:
-    """HRNet's 1x1 head on eight images takes 1.4 us longer with ours. Without a convolution of cuDNN behind it, an
-    enlargement between pixels is faster."""
+    """HRNet's 1x1 head on eight images is said to take 16 us longer with ours (it takes 5). Without a convolution of
+    cuDNN behind it, an enlargement between pixels is faster."""
     body = 'u = Resize<mode="linear">(b, , two) z = Relu(u) '
     body += " ".join(f"h{i} = Conv(a{i}, w, k) y{i} = Relu(h{i})" for i in range(heads))
     values = halves(w=(19, 720, 1, 1), k=(19,)) | {"two": np.array([1, 1, 2, 2], np.float32)}

@@ -280,7 +280,7 @@ CORNERS = [
     problems.Problem(1, 50, 31, (136,), 24, 7, 1, strides=(2, 2), pads=(3, 0, 3, 0), activation="Tanh"),
     problems.Problem(3, 3, 2, (16,), 8, 3, 3, strides=(2, 2), pads=(1, 1, 1, 1)),
     problems.Problem(1, 37, 41, (24, 130), 320, 3, 3, strides=(3, 2), pads=(2, 1, 0, 1), activation="LeakyRelu"),
-    problems.Problem(4, 120, 150, (72, 24), 136, 1, 1, activation="Silu"),  # more tiles than all turns of all blocks
+    problems.Problem(4, 120, 150, (72, 24), 328, 1, 1, activation="Silu"),  # more tiles than all turns of all blocks
 ]
 
 
