@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -70,6 +70,23 @@ def outcome(
             yield f"  {when}, {chosen.sum()} rows {words}: {told(off)}"
     for name, value in now.items():
         yield f"  {name:<20} {value:>10.4g} -> {found[name]:.4g}"
+
+
+def of_tiles(
+    recorded: Sequence[Mapping[str, str]],
+    work_of: Callable[[Mapping[str, str]], Mapping[str, float]],
+    times_us: Callable[[Mapping[str, np.ndarray], Mapping[str, float]], np.ndarray],
+    now: Mapping[str, float],
+) -> Iterator[str]:
+    """`outcome` for the price of a kind of tiles. work_of: what a row's tile has to do, by name; times_us: microseconds
+    of such work, an array each, under some constants."""
+    tiles = [work_of(row) for row in recorded]
+    work = {name: np.array([tile[name] for tile in tiles]) for name in tiles[0]}
+
+    def predict(constants: Mapping[str, float], chosen: np.ndarray) -> np.ndarray:
+        return times_us({name: values[chosen] for name, values in work.items()}, constants)
+
+    yield from outcome(predict, np.array([float(row["time_us"]) for row in recorded]), now, hold=0.02)
 
 
 def told(found: np.ndarray) -> str:

@@ -30,5 +30,6 @@ def report() -> Iterator[str]:
 
 
 def convolution_of(row: Mapping[str, str]) -> Convolution:
+    """The convolution of a row, over its C channels."""
     N, H, W, C, K, R = (int(row[key]) for key in "NHWCKR")
     return Convolution(N, C, H, W, K, H, W, R * R, "float16")

@@ -25,14 +25,8 @@ def recorded() -> list[dict[str, str]]:
 def report() -> Iterator[str]:
     """The lines of the report: errors now and refitted."""
     found = recorded()
-    tiles = [tile_work(row) for row in found]
-    work = {name: np.array([tile[name] for tile in tiles]) for name in tiles[0]}
-
-    def predict(constants: Mapping[str, float], chosen: np.ndarray) -> np.ndarray:
-        return times_us({k: v[chosen] for k, v in work.items()}, constants)
-
     yield f"patches whose pixels are rows, {len(found)} times"
-    yield from fit.outcome(predict, np.array([float(row["time_us"]) for row in found]), NOW, hold=0.02)
+    yield from fit.of_tiles(found, tile_work, times_us, NOW)
 
 
 def times_us(work: Mapping[str, np.ndarray], constants: Mapping[str, float]) -> np.ndarray:

@@ -62,6 +62,11 @@ def test_a_head_is_a_convolution_of_a_pixel(
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("options", [{"N": 16}, {"C": 4096, "K": 2048}], ids=["rows", "weights"])
+def test_a_head_may_be_as_large_as_was_measured(options: dict[str, Any], tmp_path: Path) -> None:
+    assert program_of("y = Gemm<transB=1>(f, w, b)", tmp_path, **options)[1] == ["CuteConcatConv1"]
+
+
 @pytest.mark.parametrize(
     ("gemm", "options"),
     [

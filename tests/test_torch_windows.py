@@ -157,9 +157,10 @@ def test_a_pool_reads_what_a_concat_joins_and_the_concat_goes(tmp_path: Path) ->
         "p = AveragePool<kernel_shape=[3,3], pads=[1,1,1,1]>(j) ",
         'p = Resize<mode="linear">(j, , s) ',
         "p = GlobalAveragePool(j) ",
+        "p = MaxPool<kernel_shape=[9,9], pads=[4,4,4,4]>(j) ",  # as many pixels as were measured
     ],
 )
-def test_means_and_linear_resizes_are_taken_too(window: str, tmp_path: Path) -> None:
+def test_other_windows_are_taken_too(window: str, tmp_path: Path) -> None:
     windows, _ = taken(JOIN + window + AFTER, tmp_path)
     assert windows == ["CuteWindow2"]
 

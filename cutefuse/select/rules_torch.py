@@ -33,9 +33,9 @@ _TURN_SHARE, _SCATTER_US = 0.7, 1.6
 # How much longer Triton takes over a Concat that it also normalises: 116 of DenseNet-121, one image and eight. Of more
 # than a few inputs it joins some beforehand.
 _NORMALISED_US = 1.6
-# What cuDNN takes longer in 16 bits where channels are no whole vectors: under several taps it copies image and filter
-# to such, at least so long, and so long for a million bytes of each; a 1x1 filter reads single channels.
-# calibration/odd_channels.py fits these.
+# How much longer cuDNN takes in 16 bits where channels are no whole vectors. Under several taps it first copies image
+# and filter, which takes start_us, and image_us and filter_us for a million bytes of each. A 1x1 filter takes
+# pointwise_us for a million bytes of the image. calibration/odd_channels.py fits these.
 ODD = {"start_us": 6.0, "image_us": 1.5, "filter_us": 2.5, "pointwise_us": 0.6}
 # Forward row norms against torch.compile, geometric means on an H200, for the bytes they move.
 _NORM_RATIOS = {False: 0.83, True: 0.74}
@@ -152,7 +152,7 @@ class TorchCompile(Engine):
 
 
 def odd_channels_us(device: Device, conv: Convolution, rates: Mapping[str, float] = ODD) -> float:
-    """How much longer cuDNN takes than over whole vectors of channels. An image of fewer than a vector has kernels."""
+    """How much longer cuDNN takes than over whole vectors of channels; images of fewer have kernels of their own."""
     size = ELEMENT_BYTES[conv.dtype]
     if conv.C % _VECTOR == 0 or conv.C < _VECTOR or size != 2:
         return 0.0

@@ -216,9 +216,9 @@ double epilogue_clocks(Sm90Tile const &tile, Problem const &p, double waves) {
   return area * (last - kPlain * empty * (1 - 1 / waves));
 }
 
-// Clocks of all tiles of one block whose four warpgroups take turns. What is not products, a turn's waits and stores,
-// runs beside the products of the others, and costs every tile the same; exponentials cost what each output does.
-// calibration/four.py fits it.
+// Clocks of all tiles of a block whose four warpgroups take turns. A turn's waits and stores take equally long for
+// every tile, and exponentials so long for each output; both run beside the products of other turns.
+// calibration/four.py fits the constants.
 double four_clocks(Sm90Tile const &tile, Problem const &p, double loop, double waves) {
   constexpr double kTile = 1500;         // of each tile
   constexpr double kExponential = 4700;  // of 128 x 256 outputs
