@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from calibration import convolutions, depthwise, four, networks, odd_channels, patch_rows, tiles
+from calibration import convolutions, depthwise, four, networks, odd_channels, patch_rows, small_patches, tiles
 from calibration.rows import SM
 from cutefuse.errors import CutefuseError, run_command
 from cutefuse.kernels import reject_device
@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ("Odd channels", odd_channels),
             ("Tiles", tiles),
             ("Patch rows", patch_rows),
+            ("Patches on small tiles", small_patches),
             ("Four warpgroups in turn", four),
             ("Depthwise tiles", depthwise),
         ]

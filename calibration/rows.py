@@ -106,7 +106,8 @@ def tile_sets() -> dict[str, list[tuple[str, Call, Tiles]]]:
     sets["float16, images"] = [
         (name, call_of(known[name]), tiles) for (name,), tiles in _tiles("tiles_images_h200.csv").items()
     ]
-    kinds = {"random layers": "random", "early layers of few channels": "early", "1x1 layers": "short"}
+    kinds = {"random layers": "random", "early layers of few channels": "early", "1x1 layers": "short",
+             "3x3 layers": "patch"}  # fmt: skip
     for title, name in kinds.items():
         layers = _tiles(f"{name}_layers_h200.csv")
         sets[f"float16, {title}"] = [(" ".join(layer), _random_call(layer), tiles) for layer, tiles in layers.items()]

@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from calibration import convolutions, fit, four, networks, odd_channels, patch_rows, rows, tiles
+from calibration import convolutions, fit, four, networks, odd_channels, patch_rows, rows, small_patches, tiles
 from cutefuse import kernels
 from cutefuse.select import rules_torch, times
 
@@ -45,17 +45,17 @@ def test_the_outcome_tells_both_errors_and_both_values() -> None:
 def test_every_file_of_recorded_rows_is_read() -> None:
     sets = rows.tile_sets()
     read = {name: len(rows.read(name)) for name in ("tiles_h200.csv", "random_layers_h200.csv", "tiles_8bit_h200.csv")}
-    assert all(count > 1000 for count in read.values()) and len(sets) == 11
+    assert all(count > 1000 for count in read.values()) and len(sets) == 12
     assert all(times_us and min(times_us.values()) > 0 for shapes in sets.values() for _, _, times_us in shapes)
     assert {p.name for p in rows.DATA.iterdir()} == {
         *read, *convolutions.FILES, "networks_h200.csv", "near_h200.csv", "tiles_int8_ordered_h200.csv",
         "tiles_images_h200.csv", "early_layers_h200.csv", "depthwise_h200.csv", "depthwise_cudnn_h200.csv",
-        "patch_rows_h200.csv", "short_layers_h200.csv", "odd_channels_h200.csv",
+        "patch_rows_h200.csv", "short_layers_h200.csv", "patch_layers_h200.csv", "odd_channels_h200.csv",
     }  # fmt: skip
     assert all(len(rows.site_rows(name)) > 200 for name in convolutions.FILES)
 
 
-@pytest.mark.parametrize("part", [patch_rows, four], ids=["patch_rows", "four"])
+@pytest.mark.parametrize("part", [patch_rows, small_patches, four], ids=["patch_rows", "small_patches", "four"])
 def test_tiles_that_a_script_refits_have_the_librarys_price(part: ModuleType) -> None:
     ids = {str(c["name"]): c["id"] for c in kernels.operator_of("CuteConcatConv1")["configs"]}
     recorded = part.recorded()

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from test_sm90 import traits_of
 
 from cutefuse import kernels, plugin_path
 from cutefuse.errors import CutefuseError
@@ -114,7 +115,7 @@ def test_kernels_use_their_instructions_and_no_local_memory() -> None:
             seen[kernel] += 1
             assert required <= counts.keys(), f"{function} for {arch} lacks {sorted(required - counts.keys())}"
             if "Sm90Small" in function:  # filters as rows are transposed, pixels as rows are not
-                pixel_rows, activates = "ELb0ELb1EE" in function, "ELb1ELb0ELb1EE" in function
+                activates, pixel_rows, _ = traits_of(function)
                 assert ("MOVM" in counts, "LDGSTS" in counts) == (not pixel_rows, activates), function
                 assert not activates or "HFMA2" in counts, function
                 # The next kernel starts at once, or where this one's wait has ended.

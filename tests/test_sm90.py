@@ -45,6 +45,12 @@ TILES = {
 PRE_ACTIVATED = {160: "sm90_small_64x128"}  # for pre-activated sources alone
 ENLARGING = {163: "sm90_up_64x64", 165: "sm90_up_64x128", 166: "sm90_up_64x160"}
 BESIDE = {167: "sm90_two_32x32x24"}
+PATCHES = {  # of stride 1, filters three taps wide
+    182: "sm90_small_64x8x7",
+    183: "sm90_small_64x8x8",
+    184: "sm90_small_64x8x10",
+    185: "sm90_small_64x8x16",
+}
 ROWS = {177: "sm90_rows_16x8x32", 178: "sm90_rows_16x8x16", 179: "sm90_rows_32x8x16"}  # for few filters alone
 TF32 = {127: "sm90_halo_tf32_64x16x32", 128: "sm90_halo_tf32_128x8x16"}  # float32; TILES are of 16-bit types
 SMALL = {i: name for i, name in TILES.items() if "small" in name}
@@ -99,7 +105,7 @@ def test_ids_and_names_of_the_tiles_never_change() -> None:
     library_or_skip()
     (op,) = (op for op in kernels.describe()["ops"] if op["name"] == "concat_conv")
     found = {c["id"]: c["name"] for c in op["configs"] if c["name"].startswith("sm90_")}
-    known = TILES | TF32 | PRE_ACTIVATED | ENLARGING | BESIDE | ROWS
+    known = TILES | TF32 | PRE_ACTIVATED | ENLARGING | BESIDE | PATCHES | ROWS
     assert {i: found.get(i) for i in known} == known
 
 
@@ -108,8 +114,8 @@ class TestLegality:
     base = problems.Problem(2, 40, 40, (64, 48), 256, **SAME)
 
     def test_stride_one_filters_take_every_tile(self) -> None:
-        assert hopper_tiles(self.base) == set(TILES) | set(BESIDE)
-        assert hopper_tiles(self.base, "bfloat16") == set(TILES) | set(BESIDE)
+        assert hopper_tiles(self.base) == set(TILES) | set(BESIDE) | set(PATCHES)
+        assert hopper_tiles(self.base, "bfloat16") == set(TILES) | set(BESIDE) | set(PATCHES)
 
     def test_float32_has_tiles_of_its_own_for_filters_of_stride_up_to_two_with_several_taps(self) -> None:
         assert hopper_tiles(self.base, "float32") == set(TF32)
@@ -185,7 +191,7 @@ class TestLegality:
 
     def test_every_benchmark_shape_starts_with_a_hopper_tile(self) -> None:
         for problem in problems.benchmark_shapes():
-            assert kernels.configs(call(problem))[0] in TILES | ROWS, problem.name
+            assert kernels.configs(call(problem))[0] in TILES | ROWS | PATCHES, problem.name
 
 
 def hopper_sass() -> dict[str, str]:
@@ -209,6 +215,17 @@ def hopper_sass() -> dict[str, str]:
         if "conv_sm90_" in name:
             functions[name] = body
     return functions
+
+
+def traits_of(name: str) -> tuple[bool, bool, bool]:
+    """Of a kernel by its mangled name: whether it activates sources, pixels are rows of wgmma, pixels are patches."""
+    bits = [bit == "1" for bit in re.findall(r"Lb([01])E", name)]
+    if "Sm90Small" in name:
+        activates, _, rows, patch = bits[-4:]
+        return activates, rows, patch
+    if "Sm90Im2col" in name:
+        return bits[-3], bits[-1], False
+    return False, "patch_rows" in name, True
 
 
 # A kernel's number type, the first argument of its template, as mangled -> its wgmma.
@@ -235,9 +252,9 @@ def test_machine_code_uses_the_tensor_memory_accelerator_and_wgmma_and_no_local_
         products = re.findall(r"[A-Z]GMMA\.\S+ ", body)
         assert products and all(re.fullmatch(WGMMA[found[1]], p) for p in products), (name, set(products))
         assert "UTMALDG" in body, name
-        assert ("UTMALDG.4D.IM2COL" in body) == ("im2col" in name or "small" in name), name
-        rows = "ELb0ELb1EE" in name or "patch_rows" in name  # pixels are wgmma's rows: outputs are not transposed
-        activated, direct = rows and "ELb1ELb0ELb1EE" in name, rows or "tfloat32" in name
+        activates, rows, patch = traits_of(name)  # pixels that are rows give outputs that are not transposed
+        assert ("UTMALDG.4D.IM2COL" in body) == (not patch), name
+        activated, direct = rows and activates, rows or "tfloat32" in name
         plain = "STG.E" if direct else "MOVM.16.MT88" if "small" in name else "STSM.16.MT88.4"
         assert ("LDGSTS" if activated else plain) in body, name
         assert ("MOVM" in body) == ("small" in name and not rows), name
@@ -258,7 +275,7 @@ def hopper_gpu() -> None:
 def check(problem: problems.Problem, dtype: str, seed: int = 0) -> None:
     problem = problems.affordable(problem)
     instance = problems.instantiate(problem, dtype, seed)
-    gpu_checks.assert_every_tile_is_right(instance, [i for i in kernels.configs(instance.call) if i in TILES])
+    gpu_checks.assert_every_tile_is_right(instance, [i for i in kernels.configs(instance.call) if i in TILES | PATCHES])
 
 
 CORNERS = [
@@ -292,7 +309,7 @@ class TestOnHopper:
     def test_corner_sizes_match_float64(self, index: int, dtype: str) -> None:
         check(CORNERS[index], dtype, seed=index)
 
-    @pytest.mark.parametrize("config", [154, 157, 171])
+    @pytest.mark.parametrize("config", [154, 157, 171, *PATCHES])
     def test_a_divided_reduction_gives_the_same_bits_every_time(self, config: int) -> None:
         instance = problems.instantiate(problems.Problem(1, 20, 20, (512, 512), 256, **SAME), "float16")
         gpu_checks.assert_the_same_bits(instance, config)
@@ -301,7 +318,7 @@ class TestOnHopper:
         """Programmatic dependent launch starts a kernel early; its loads must still wait for the one before."""
         shape = problems.Problem(1, 64, 64, (64,), 64, **SAME, activation="Tanh")
         shape = problems.emulable(shape)
-        for config in (105, 113, 121, 126, 131, 154, 180, 181):
+        for config in (105, 113, 121, 126, 131, 154, 180, 181, *PATCHES):
             stages = gpu_checks.chained([problems.instantiate(shape, "float16", seed) for seed in range(6)])
             gpu_checks.assert_dependent_launches_wait(stages, config)
 

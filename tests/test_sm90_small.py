@@ -9,7 +9,7 @@ import gpu
 import gpu_checks
 import problems
 import pytest
-from test_sm90 import SAME, SMALL, call, hopper_library, hopper_tiles
+from test_sm90 import PATCHES, SAME, SMALL, call, hopper_library, hopper_tiles
 
 from cutefuse import kernels
 
@@ -25,6 +25,14 @@ class TestLegality:
 
     def test_strides_and_dilations_are_taken(self) -> None:
         assert set(SMALL) <= hopper_tiles(replace(self.base, strides=(2, 3), dilations=(2, 1)))
+
+    def test_patches_take_filters_three_taps_wide_of_stride_one(self) -> None:
+        assert set(PATCHES) <= hopper_tiles(self.base)
+        assert set(PATCHES) <= hopper_tiles(replace(self.base, R=5, pads=(2, 1, 2, 1), dilations=(2, 3)))
+        for change in ({"strides": (1, 2)}, {"S": 1, "pads": (1, 0, 1, 0)}, {"S": 5, "pads": (1, 2, 1, 2)},
+                       {"R": 1, "S": 1, "pads": (0, 0, 0, 0)}, {"dilations": (33, 1)}):  # fmt: skip
+            assert not set(PATCHES) & hopper_tiles(replace(self.base, H=90, W=90, **change)), change
+        assert not set(PATCHES) & hopper_tiles(self.base, "float32")
 
     def test_few_pixels_and_a_long_sum_start_with_one(self) -> None:
         for side, channels, filters in ((20, (256, 512), 512), (20, (288,) * 4, 576), (14, (768, *(192,) * 5), 768)):
@@ -61,6 +69,10 @@ SHAPES = [
     problems.Problem(1, 14, 13, (96, 40), 136, **SAME, activation="Silu", residual="after"),
     problems.Problem(3, 7, 7, (160, 32), 75, activation="Relu", residual="before"),
     problems.Problem(1, 12, 13, (130, 64), 149, **SAME, activation="Silu", outputs=(64, 72, 13)),
+    # Patches across and along, filters of one row and of seven, parts that begin within a patch.
+    problems.Problem(2, 9, 37, (80,), 96, 7, 3, pads=(3, 1, 3, 1), activation="Relu", residual="before"),
+    problems.Problem(3, 30, 9, (200, 24), 64, **SAME, activation="Silu"),
+    problems.Problem(1, 17, 23, (48,), 40, 1, 3, pads=(0, 2, 0, 1), dilations=(1, 2), activation="Tanh"),
 ]
 
 
@@ -77,7 +89,7 @@ class TestOnHopper:
     @pytest.mark.parametrize("index", range(len(SHAPES)))
     def test_every_cluster_matches_float64(self, index: int, dtype: str) -> None:
         instance = problems.instantiate(problems.affordable(SHAPES[index]), dtype, seed=index)
-        tiles = [i for i in kernels.configs(instance.call) if i in SMALL]
+        tiles = [i for i in kernels.configs(instance.call) if i in SMALL | PATCHES]
         for sm_count in MULTIPROCESSORS:
             other = replace(instance, call=replace(instance.call, sm_count=sm_count, _keep=[]))
             gpu_checks.assert_every_tile_is_right(other, tiles)

@@ -81,6 +81,10 @@ inline constexpr Sm90Tile kSm90Tiles[] = {
     small_tile(156, "sm90_small_128x64", k16Bit, 128, 64),
     small_tile(157, "sm90_small_128x80", k16Bit, 128, 80),
     small_tile(158, "sm90_small_64x104", k16Bit, 64, 104),
+    small_patch_tile(182, "sm90_small_64x8x7", k16Bit, 64, {8, 7}),
+    small_patch_tile(183, "sm90_small_64x8x8", k16Bit, 64, {8, 8}),
+    small_patch_tile(184, "sm90_small_64x8x10", k16Bit, 64, {8, 10}),
+    small_patch_tile(185, "sm90_small_64x8x16", k16Bit, 64, {8, 16}),
     // id, name, type, filters, pixels; filters that are no multiple of 64
     by_pixel_rows(small_tile(171, "sm90_small_160x64", k16Bit, 160, 64)),
     by_pixel_rows(small_tile(173, "sm90_small_192x128", k16Bit, 192, 128)),

@@ -183,19 +183,22 @@ void test_int8_layouts() {
 // However many blocks of a small tile share a multiprocessor, they fit and their rings hide the latency of the loads.
 void test_small_ring(cc::Sm90Tile const &tile, int channels, bool pre_activated) {
   cc::Problem p{};
-  p.sources = 1, p.C[0] = channels, p.pre_activated = pre_activated;
+  p.sources = 1, p.C[0] = channels, p.upsample[0] = 1, p.pre_activated = pre_activated;
+  p.N = 1, p.H = p.W = p.P = p.Q = 16, p.K = 64, p.R = p.S = 3;
+  p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = p.pad_top = p.pad_left = 1;
+  cc::HaloPlan const plan = cc::plan_of(tile, p);
   for (int i = 0; i < 2 * cc::small_blocks(tile); ++i) {
     int const blocks = i / 2 + 1;
     bool const divided = i % 2 != 0;
-    int const stages = cc::small_stages(tile, p, divided, blocks);
-    int const bytes = cc::small_shared_bytes(tile, p, divided, stages);
+    int const stages = cc::small_stages(tile, plan, p, divided, blocks);
+    int const bytes = cc::small_shared_bytes(tile, plan, p, divided, stages);
     expect(bytes <= 227 * 1024 && blocks * (bytes + 1024) <= 228 * 1024, "small blocks fit", tile.id, blocks);
     expect(stages <= cc::kSmallStages, "a small ring has a barrier for each stage", tile.id, stages);
     bool const wide = tile.pixel_rows && !pre_activated;  // their sums stay whole where parts leave no ring
-    expect(blocks > 1 || stages >= cc::kSmallLeastStages || (wide && divided), "a small block alone has a ring",
+    expect(blocks > 1 || stages >= cc::small_least_stages(tile) || (wide && divided), "a small block alone has a ring",
            tile.id, stages);
     expect(stages == cc::kSmallStages ||
-               blocks * (cc::small_shared_bytes(tile, p, divided, stages + 1) + 1024) > 228 * 1024,
+               blocks * (cc::small_shared_bytes(tile, plan, p, divided, stages + 1) + 1024) > 228 * 1024,
            "a small ring is as long as can be", tile.id, stages);
   }
 }
@@ -205,6 +208,7 @@ void test_small_rings(cc::Sm90Tile const (&tiles)[kCount]) {
   for (cc::Sm90Tile const &tile : tiles) {
     if (tile.schedule != cc::Sm90Schedule::kSmall) continue;
     if (tile.plain) test_small_ring(tile, 64, false);
+    if (tile.halo) test_small_ring(tile, 128, false);  // two patches
     for (int channels = 64; tile.pre_activates && channels <= cc::kMaxActivated; channels *= 2) {
       test_small_ring(cc::form_of(tile, true), channels, true);
     }

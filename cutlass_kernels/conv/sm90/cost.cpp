@@ -64,10 +64,9 @@ std::int64_t tiles_of(Sm90Tile const &tile, Problem const &p) {
   return std::int64_t(filter_tiles(tile, p)) * pixel_tiles(tile, p);
 }
 
-// Microseconds of all waves, without first loads and last stores.
-double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, Room const &room) {
-  constexpr double kHeld = 0.49;         // us that a launch waits where the one before it leaves no room for all blocks
-  constexpr double kLater = 0.76;        // us that a later wave waits where a multiprocessor holds one block at a time
+// Microseconds of a block's part of the reduction, where so many blocks share its multiprocessor, and so many run in
+// all.
+double narrow_us(Sm90Tile const &tile, Problem const &p, int splits, int resident, int blocks) {
   constexpr double kChain = 0.153;       // us for one thread to issue the loads of a k-tile, or for it to be multiplied
   constexpr double k8BitChain = 0.225;   // likewise, of 8-bit sources
   constexpr double kRow = 0.00144;       // us for one multiprocessor to load 128 bytes of a pixel by im2col
@@ -75,12 +74,6 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   constexpr double kFilterRow = 0.68;    // likewise, over a row of filters
   constexpr double kShared = 0.0000125;  // us for all multiprocessors together to load 128 bytes from L2
   constexpr double kActivate = 0.076;    // us for one warpgroup to activate its 64 pixels of a k-tile
-  constexpr double kFinish = 0.71;       // us to finish 64 x 64 outputs
-  constexpr double kExponential = 0.82;  // likewise, with SiLU or sigmoid
-  constexpr double kDrain = 0.065;       // us to add 64 x 64 sums of one scale to those of the others
-  constexpr double kMeet = 1.25;         // us for sums to be exchanged, if every multiprocessor takes part
-  constexpr double kSend = 0.62;         // us for 64 x 64 sums to go to other blocks
-  constexpr double kAdd = 0.033;         // us to read one block's part of 64 x 8 sums
   double const k_tiles = ceil_div(conv::k_tiles(tile, p), splits) + kFilled * empty_k_tiles(tile, p) / splits;
   double const activate = p.pre_activated ? kActivate : 0, chain = tile.type_bytes == 1 ? k8BitChain : kChain;
   // Under several taps a filter's two blocks are two rows of 64 bytes, which take a quarter longer than one of 128.
@@ -92,10 +85,46 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   int const filters = loads_all ? tile.filters : std::min(tile.filters, p.K);  // of the largest tile
   double const mean_filters = loads_all ? tile.filters : double(p.K) / filter_tiles(tile, p);
   double const rows = filters * per_filter + pixel_rows, mean_rows = mean_filters * per_filter + pixel_rows;
+  double const load = std::max(rows * kRow * resident, mean_rows * kShared * blocks);
+  return k_tiles * (std::max(chain, load) + activate);
+}
+
+// Likewise of a patch, whose k-tile is a row of taps. calibration/small_patches.py fits the constants, and those of
+// small_us for patches.
+double patch_us(Sm90Tile const &tile, Problem const &p, int splits, int resident) {
+  constexpr double kChain = 0.393;        // us at least from a k-tile to the next
+  constexpr double kTap = 0.039;          // us for a tap of 64 channels to be multiplied, and beside that
+  constexpr double kPixel = 0.001;        // for each of the tile's pixels
+  constexpr double kRow = 0.0017;         // us for one multiprocessor to load 128 bytes of a pixel
+  constexpr double kFilterRow = 0.00114;  // likewise, of a filter
+  constexpr double kFirst = 0.0007;       // us for each pixel of the first patch, before which nothing is multiplied
+  double halves = 0, blocks = 0;          // half blocks of channels that are multiplied, and blocks
+  for (int i = 0; i < p.sources; ++i) halves += ceil_div(p.C[i], kChannelBlock / 2), blocks += blocks_of(p.C[i]);
+  HaloPlan const plan = halo_plan(p, tile);
+  int const pixels = plan.pitch * plan.rows;
+  double const multiply = kSmallPatchTaps * (kTap + kPixel * tile.pixels()) * halves / (2 * blocks);
+  double const load = kSmallPatchTaps * std::min(tile.filters, p.K) * kFilterRow + kRow * pixels / p.R;
+  double const k_tile = std::max(kChain, std::max(multiply, load) * resident);
+  return ceil_div(k_tiles(tile, p), splits) * k_tile + kFirst * pixels * resident;
+}
+
+// Microseconds of all waves, without first loads and last stores.
+double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count, Room const &room) {
+  constexpr double kHeld = 0.49;   // us that a launch waits where the one before it leaves no room for all blocks
+  constexpr double kLater = 0.76;  // us that a later wave waits where a multiprocessor holds one block at a time
+  constexpr double kFinish = 0.71, kPatchFinish = 0.57;           // us to finish 64 x 64 outputs
+  constexpr double kExponential = 0.82, kPatchExponential = 0.7;  // likewise, with SiLU or sigmoid
+  constexpr double kShortcut = 0.41;                              // us for a shortcut to be added to them
+  constexpr double kDrain = 0.065;  // us to add 64 x 64 sums of one scale to those of the others
+  constexpr double kMeet = 1.25;    // us for sums to be exchanged, if every multiprocessor takes part
+  constexpr double kSend = 0.62;    // us for 64 x 64 sums to go to other blocks
+  constexpr double kAdd = 0.033;    // us to read one block's part of 64 x 8 sums
   // A width of fewer than 32 is finished no sooner than 32.
   double const area = tile.rows() * std::max(tile.width(), 32) / 4096.0;
   int const units = tile.width() / 8, finished = ceil_div(units, splits);  // of a block
-  double const finish = area * finished / units * (exponential(p.activation) ? kExponential : kFinish);
+  double const each =
+      exponential(p.activation) ? (tile.halo ? kPatchExponential : kExponential) : (tile.halo ? kPatchFinish : kFinish);
+  double const finish = area * finished / units * (each + (p.residual != Residual::kNone ? kShortcut : 0));
   int const drains = int(std::bitset<32>(drains_after(p)).count());  // one, but for 8-bit sources
   double const drain = kDrain * area * (drains - 1) / splits;
   double const send = kSend * area * (splits - 1) / splits, add = kAdd * tile.rows() / 64 * finished * splits;
@@ -104,8 +133,9 @@ double small_us(Sm90Tile const &tile, Problem const &p, int splits, int sm_count
   auto const part_of_all = [&](int clusters) { return std::min(1.0, double(clusters) * splits / sm_count); };
   auto const wave_us = [&](int clusters, bool later) {
     int const resident = ceil_div(clusters, std::max(1, room[1][splits]));  // blocks on a multiprocessor
-    double const load = std::max(rows * kRow * resident, mean_rows * kShared * clusters * splits);
-    double us = k_tiles * (std::max(chain, load) + activate) + (finish + drain) * resident;
+    double us =
+        tile.halo ? patch_us(tile, p, splits, resident) : narrow_us(tile, p, splits, resident, clusters * splits);
+    us += (finish + drain) * resident;
     if (later && small_blocks(tile) == 1) us += kLater;
     if (splits > 1) us += kMeet * part_of_all(clusters) + send + add;
     return us;
@@ -126,12 +156,13 @@ int rarer_k_tiles(Problem const &p) {
 
 int small_splits(Sm90Tile const &tile, Problem const &p, int sm_count, Room const &room) {
   int const units = tile.width() / 8, length = tile.enlarges ? rarer_k_tiles(p) : k_tiles(tile, p);
+  HaloPlan const plan = plan_of(tile, p);
   int best = 1;
   double fastest = small_us(tile, p, best, sm_count, room);
   for (int splits = 2; splits <= kMaxSplits && length >= splits; ++splits) {
     // A block has room for the units that it finishes, and beside them for a ring.
     bool const fits = ceil_div(units, splits) * splits <= small_parts(tile) && room[1][splits] > 0 &&
-                      small_stages(tile, p, true, 1) >= kSmallLeastStages;
+                      small_stages(tile, plan, p, true, 1) >= small_least_stages(tile);
     double const us = fits ? small_us(tile, p, splits, sm_count, room) : fastest;
     if (us < fastest) best = splits, fastest = us;
   }
@@ -312,10 +343,11 @@ void estimate_room(int sm_count, Room &room) {
 // multiprocessors that are free first.
 SmallLaunch small_launch(Sm90Tile const &tile, Problem const &p, int splits, Room const &room) {
   std::int64_t const tiles = tiles_of(tile, p);
+  HaloPlan const plan = plan_of(tile, p);
   SmallLaunch launch{};
   for (int blocks = 1; blocks <= small_blocks(tile) && (blocks == 1 || launch.at_once < tiles); ++blocks) {
-    int const stages = small_stages(tile, p, splits > 1, blocks);
-    if (blocks > 1 && stages < kSmallLeastStages) break;
+    int const stages = small_stages(tile, plan, p, splits > 1, blocks);
+    if (blocks > 1 && stages < small_least_stages(tile)) break;
     launch = {stages, std::max(1, room[blocks][splits])};
   }
   return launch;

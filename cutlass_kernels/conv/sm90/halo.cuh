@@ -10,6 +10,7 @@
 #include "conv/sm90/beside.cuh"
 #include "conv/sm90/direct_store.cuh"
 #include "conv/sm90/enlarge.cuh"
+#include "conv/sm90/patch.cuh"
 #include "conv/sm90/scales.cuh"
 #include "conv/sm90/shortcut.cuh"
 
@@ -58,16 +59,6 @@ struct Sm90Halo : Sm90Numbers<Element_> {
     uint64_t shortcut_full[kConsumers];
   };
   static_assert(sizeof(SharedStorage) <= kSharedBytes);
-};
-
-// First output pixel of a tile along the patch's axes.
-struct Patch {
-  int a, b, n;
-  CUTE_DEVICE Patch(Sm90Params const &params, int tile_x, int pixels_a, int pixels_b) {
-    int const column = params.by_a.divide(tile_x);
-    n = params.by_b.divide(column);
-    a = (tile_x - column * params.tiles_a) * pixels_a, b = (column - n * params.tiles_b) * pixels_b;
-  }
 };
 
 // The taps that read the pixels of one patch: rows x columns of them from (r,s) on, a stride apart.

@@ -48,7 +48,11 @@ inline Problem divided_problem(Sm90Tile const &tile, Problem p) {
   return p;
 }
 
+// Whether a k-tile is a row of taps (small_patch.cuh).
+constexpr bool takes_rows(Sm90Tile const &tile) { return tile.halo && tile.schedule == Sm90Schedule::kSmall; }
+
 inline int k_tiles(Sm90Tile const &tile, Problem const &p) {
+  if (takes_rows(tile)) return k_tiles<kChannelBlock>(p) / p.S;
   int const tiles = k_channels(tile) == kChannelBlock ? k_tiles<kChannelBlock>(p) : k_tiles<2 * kChannelBlock>(p);
   int const taps = p.R * p.S, joined = p.sources - joined_from(tile, p);
   return tiles - (joins_taps(tile, p) ? joined * (taps / 2) : joined / 2 * taps);

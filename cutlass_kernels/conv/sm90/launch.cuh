@@ -22,7 +22,8 @@ Kernels sm90_kernels() {
   if constexpr (kTile.type_bytes != int(sizeof(Element)) || !kHasKernel) {
     return {};
   } else if constexpr (kTile.schedule == Sm90Schedule::kSmall) {
-    using Traits = Sm90Small<Element, kTile.filters, kTile.pixels(), kPre, kTile.enlarges, kTile.pixel_rows>;
+    using Traits =
+        Sm90Small<Element, kTile.filters, kTile.pixels(), kPre, kTile.enlarges, kTile.pixel_rows, kTile.halo>;
     return {{reinterpret_cast<void const *>(conv_sm90_small<Traits>), Traits::kThreads, 0}, {}};  // see plan_sm90
   } else if constexpr (kTile.halo && kTile.pixel_rows) {
     using Traits = Sm90PatchRows<Element, kTile.filters, kTile.pixels_b, halo_channels(kTile)>;

@@ -109,7 +109,7 @@ void plan_phases(Sm90Params &k) {
 Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) {
   Sm90Params k{};
   k.problem = p;
-  k.halo = tile.halo ? halo_plan(p, tile) : HaloPlan{};
+  k.halo = plan_of(tile, p);
   int rows[kMaxOutputs];
   k.tiles_f = output_rows(tile, p, rows);
   for (int i = 0; i < kMaxOutputs; ++i) {
@@ -129,6 +129,7 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
     k.activated_begin[i] = k.first_channel[k.starts[i].source] + k.starts[i].block * kChannelBlock;
     k.activated_end[i] = end_of(k, start_of(k, k.k_begin[i + 1] - 1));
   }
+  for (int i = 0; i < splits && takes_rows(tile); ++i) k.starts[i] = start_of(k, k.k_begin[i] * kSmallPatchTaps);
   bool const small_pairs = tile.schedule == Sm90Schedule::kSmall && tile.pairs;
   if (small_pairs && k.lone_block >= 0) k.joined.begin -= p.R * p.S;
   for (int i = 0; i < splits && small_pairs; ++i) k.starts[i] = pair_start_of(k, k.k_begin[i]);
@@ -155,13 +156,13 @@ Sm90Params make_sm90_params(Sm90Tile const &tile, Problem const &p, int splits) 
 }
 
 // How many clusters run at once: CUDA says it of those with two blocks at least.
-void find_room(Sm90Tile const &tile, Problem const &p, Kernel kernel, int sm_count, Room &room) {
+void find_room(Sm90Tile const &tile, HaloPlan const &plan, Problem const &p, Kernel kernel, int sm_count, Room &room) {
   bool const small = tile.schedule == Sm90Schedule::kSmall;
   for (int blocks = 1; blocks <= (small ? small_blocks(tile) : 1); ++blocks) {
     room[blocks][1] = blocks * sm_count;
     if (small) {
-      int const stages = small_stages(tile, p, true, blocks);
-      kernel.shared_bytes = small_shared_bytes(tile, p, true, stages);
+      int const stages = small_stages(tile, plan, p, true, blocks);
+      kernel.shared_bytes = small_shared_bytes(tile, plan, p, true, stages);
     }
     for (int i = 2; i <= kMaxSplits && small; ++i) {
       room[blocks][i] = clusters_at_once(kernel, i);
@@ -193,7 +194,7 @@ char const *plan_sm90(Op const &op, Sm90Tile const &row, Call const &call, Probl
   launch.kernel = kernel, launch.early = true;
   if (char const *why = prepare(launch, true)) return refused(op, tile.id, why);
   Room room{};
-  find_room(tile, p, kernel, call.sm_count, room);
+  find_room(tile, plan_of(tile, p), p, kernel, call.sm_count, room);
   int const splits = sm90_splits(tile, p, call.sm_count, room);
   state.params = make_sm90_params(tile, p, splits);
   Sm90Params &k = state.params;
@@ -201,7 +202,7 @@ char const *plan_sm90(Op const &op, Sm90Tile const &row, Call const &call, Probl
     SmallLaunch const small = small_launch(tile, p, splits, room);
     k.stages = std::uint8_t(small.stages);
     k.holds_next = 3 * k.cluster_tiles <= small.at_once;  // the next two launches would both start early
-    launch.kernel.shared_bytes = small_shared_bytes(tile, p, splits > 1, k.stages);
+    launch.kernel.shared_bytes = small_shared_bytes(tile, k.halo, p, splits > 1, k.stages);
   }
   int blocks = 1;  // on a multiprocessor
   if (keeps_filters(tile)) {

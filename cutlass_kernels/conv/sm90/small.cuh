@@ -1,18 +1,19 @@
 // Convolution on Hopper for small maps: a block has one narrow tile, and a cluster divides the reduction. There is no
 // tile scheduler, no barrier before a block's first load and none after its last sum, because a few microseconds of
 // work cannot hide them. The host says how many stages the ring has: all that fit, or fewer where blocks share a
-// multiprocessor. Filters and pixels are loaded as in im2col.cuh.
+// multiprocessor. Filters and pixels are loaded as in im2col.cuh, or pixels as patches (small_patch.cuh).
 #pragma once
 
 #include "conv/sm90/activated_rows.cuh"
 #include "conv/sm90/phases.cuh"
+#include "conv/sm90/small_patch.cuh"
 
 namespace cutefuse::conv {
 
 // ---- types ----------------------------------------------------------------------------------------------------------
 
 template <class Element_, int kFilters_, int kPixels_, bool kPre = false, bool kEnlarged_ = false,
-          bool kPixelRows_ = kPre>
+          bool kPixelRows_ = kPre, bool kPatch_ = false>
 struct Sm90Small : Sm90Numbers<Element_> {
   using Element = Element_;
   using Output = typename Sm90Numbers<Element>::Output;
@@ -20,6 +21,7 @@ struct Sm90Small : Sm90Numbers<Element_> {
   static constexpr bool kJoins = kPairs;                               // or two sources, or two taps (JoinPlan)
   static constexpr bool kEnlarged = kEnlarged_;    // some sources are enlarged by two: see phases.cuh
   static constexpr bool kPixelRows = kPixelRows_;  // pixels are wgmma's rows, filters its columns
+  static constexpr bool kPatch = kPatch_;          // pixels are a patch of an image: see small_patch.cuh
   static constexpr bool kDrains = Sm90Numbers<Element>::kScaled;
   static constexpr int kFilters = kFilters_, kPixels = kPixels_, kChannels = kSmallRowBytes / int(sizeof(Element));
   // wgmma's rows, 64 of each warpgroup, and its columns.
@@ -44,28 +46,41 @@ struct Sm90Small : Sm90Numbers<Element_> {
 
   static constexpr int kPixelBytes = kChannels * int(sizeof(Element)), kSteps = kPixelBytes / kStepBytes;
   static constexpr auto kSwizzle = SM90::GMMA::LayoutType::B128;
-  static constexpr int kStageBytes = (kFilters + kPixels) * kPixelBytes;
+  static constexpr int kTaps = kPatch ? kSmallPatchTaps : 1;  // of a stage
+  static constexpr int kStageBytes = (kPatch ? kTaps * kFilters : kFilters + kPixels) * kPixelBytes;
 
-  struct Stage {
+  struct PlainStage {
     Element x[kPixels * kChannels];   // (pixel,channel), 128-byte rows, SWIZZLE_128B
     Element w[kFilters * kChannels];  // (filter,channel), likewise
   };
-  // A launch has as many stages as the host chose, each with its operands side by side. Behind them lie, where it
-  // divides the reduction, the parts and, where it activates the sources, the scales and shifts.
+  struct PatchStage {
+    Element w[kTaps * kFilters * kChannels];  // (tap,filter,channel)
+  };
+  using Stage = cute::conditional_t<kPatch, PatchStage, PlainStage>;
+  // A launch has as many stages as the host chose, each with its operands side by side. Behind them lie patches, where
+  // it divides the reduction the parts and, where it activates the sources, the scales and shifts.
   struct SharedStorage {
     alignas(8) uint64_t full[kStages], empty[kStages], parts_full;
+    uint64_t patch_full[kSmallPatches], patch_empty[kSmallPatches];
     alignas(16) float bias[kPreActivated ? kFilters : 1];
     alignas(1024) Stage stages[kStages];
     CUTE_DEVICE Element *x_of(int stage) { return stages[stage].x; }
     CUTE_DEVICE Element *w_of(int stage) { return stages[stage].w; }
+    // (pixel,channel), rows as in a stage
+    CUTE_DEVICE unsigned char *patch(Sm90Params const &params, int i) {
+      return reinterpret_cast<unsigned char *>(stages + params.stages) + i * params.halo.stage_bytes;
+    }
     // (thread,(block of the cluster,unit))
-    CUTE_DEVICE auto parts(int stages_) { return reinterpret_cast<float4(*)[kSumThreads]>(stages + stages_); }
+    CUTE_DEVICE auto parts(Sm90Params const &params) {
+      return reinterpret_cast<float4(*)[kSumThreads]>(kPatch ? patch(params, params.halo.halo_stages)
+                                                             : patch(params, 0));
+    }
     // (channel,scale and shift)
     CUTE_DEVICE Element *vectors(Sm90Params const &params) {
-      return reinterpret_cast<Element *>(parts(params.stages) + (params.splits > 1 ? small_parts(kN) : 0));
+      return reinterpret_cast<Element *>(parts(params) + (params.splits > 1 ? small_parts(kN) : 0));
     }
   };
-  static_assert(sizeof(Stage) == small_stage_bytes(kFilters, kPixels) && sizeof(Stage) % 1024 == 0);
+  static_assert(sizeof(Stage) == kStageBytes && sizeof(Stage) % 1024 == 0);
   static_assert(offsetof(SharedStorage, stages) == kSmallHeadBytes);
 };
 
@@ -75,7 +90,7 @@ struct Sm90Small : Sm90Numbers<Element_> {
 template <class Traits>
 CUTE_DEVICE void send_units(float const (&acc)[Traits::kN / 2], Sm90Params const &params, int rank,
                             typename Traits::SharedStorage &shared) {
-  float4 *to = &shared.parts(params.stages)[rank][threadIdx.x];
+  float4 *to = &shared.parts(params)[rank][threadIdx.x];
   uint32_t const full = cast_smem_ptr_to_uint(&shared.parts_full);
   int owner = 0;
   CUTE_UNROLL
@@ -96,20 +111,19 @@ CUTE_DEVICE void send_units(float const (&acc)[Traits::kN / 2], Sm90Params const
 
 // ---- epilogue -------------------------------------------------------------------------------------------------------
 
+// Units that a block of a cluster finishes at most.
+template <class Traits>
+constexpr int kUnitsOfPart = (Traits::kUnits + 1) / 2;
+
 // Adds up this block's units, once they have come, in the order of the blocks: results never depend on timing.
 template <class Traits, Finish kFinish, bool kShortcut, class Pair, class Place>
-CUTE_DEVICE void add_units(Pair const &pair, bool pads, Sm90Params const &params, int rank,
-                           typename Traits::SharedStorage &shared, Place const &place) {
-  float4 const *part = &shared.parts(params.stages)[0][threadIdx.x];
-  uint32_t shortcut[2] = {}, next[2] = {};
-  if constexpr (kShortcut) place.load(next, rank);
+CUTE_DEVICE void add_units(uint32_t (&shortcut)[Traits::kUnits][2], Pair const &pair, bool pads,
+                           Sm90Params const &params, int rank, typename Traits::SharedStorage &shared,
+                           Place const &place) {
+  float4 const *part = &shared.parts(params)[0][threadIdx.x];
   TransactionBarrier::wait(&shared.parts_full, 0);
   CUTE_NO_UNROLL
   for (int unit = rank; unit < Traits::kUnits; unit += params.splits) {
-    if constexpr (kShortcut) {
-      shortcut[0] = next[0], shortcut[1] = next[1];
-      place.load(next, unit + params.splits);
-    }
     // The first two parts, which always exist, come together. To read all eight at once is more code, and no faster.
     float4 const first = part[0], second = part[Traits::kSumThreads];
     float values[4] = {first.x + second.x, first.y + second.y, first.z + second.z, first.w + second.w};
@@ -119,13 +133,23 @@ CUTE_DEVICE void add_units(Pair const &pair, bool pads, Sm90Params const &params
       values[0] += more.x, values[1] += more.y, values[2] += more.z, values[3] += more.w;
     }
     part += params.splits * Traits::kSumThreads;
-    store_unit<Traits, kFinish, kShortcut>(values, shortcut, pair_of_unit(pair, unit), pads, params, place, unit);
+    store_unit<Traits, kFinish, kShortcut>(values, shortcut[0], pair_of_unit(pair, unit), pads, params, place, unit);
+    CUTE_UNROLL
+    for (int i = 0; i + 1 < kUnitsOfPart<Traits> && kShortcut; ++i) {
+      shortcut[i][0] = shortcut[i + 1][0], shortcut[i][1] = shortcut[i + 1][1];
+    }
   }
 }
 
-// The shortcut's elements of all units.
+// The shortcut's elements of all units that this block finishes.
 template <class Traits, class Place>
-CUTE_DEVICE void load_units(uint32_t (&shortcut)[Traits::kUnits][2], Place const &place) {
+CUTE_DEVICE void load_units(uint32_t (&shortcut)[Traits::kUnits][2], Sm90Params const &params, int rank,
+                            Place const &place) {
+  if (params.splits > 1) {
+    CUTE_UNROLL
+    for (int i = 0; i < kUnitsOfPart<Traits>; ++i) place.load(shortcut[i], rank + i * params.splits);
+    return;
+  }
   CUTE_UNROLL
   for (int unit = 0; unit < Traits::kUnits; ++unit) {
     if constexpr (!Traits::kPixelRows) {
@@ -188,11 +212,23 @@ using Place = cute::conditional_t<Traits::kPixelRows, RowPlace<typename Traits::
 template <class Traits>
 CUTE_DEVICE void init_barriers(typename Traits::SharedStorage &shared, Sm90Params const &params, int part) {
   init_stages(shared.full, shared.empty, Traits::kReaders);
+  if constexpr (Traits::kPatch) init_stages(shared.patch_full, shared.patch_empty, Traits::kReaders);
   TransactionBarrier::init(&shared.parts_full, 1);
   cutlass::arch::fence_barrier_init();
   if (params.splits == 1) return;
   int const units = part < Traits::kUnits ? ceil_div(Traits::kUnits - part, params.splits) : 0;
   TransactionBarrier::arrive_and_expect_tx(&shared.parts_full, units * (params.splits - 1) * Traits::kPartBytes);
+}
+
+// Where a warpgroup's pixels begin, the first of which is row_x of the tile: in the order of all pixels, or in an
+// image.
+template <class Traits>
+CUTE_DEVICE auto first_of(ClusterPlace const &place, Sm90Params const &params, int row_x) {
+  if constexpr (Traits::kPatch) {
+    return patch_of<Traits>(place, params);
+  } else {
+    return place.first_pixel<Traits::kRunPixels>(place.first_tile, params) + row_x;
+  }
 }
 
 template <class Traits>
@@ -212,9 +248,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     // ---- consumers ----
     prefetch_maps(params);
     if (divided) cluster_arrive();
-    int const row = threadIdx.x / 128 * 64;  // this warpgroup's first row of the tile, which is a filter or a pixel
+    // This warpgroup's first row of the tile, which is a filter or a pixel. The compiler has to know that it is the
+    // same in all threads, or an operand's address moves to uniform registers for every wgmma, which waits for it.
+    int const row = Traits::kReaders == 1 ? 0 : cutlass::canonical_warp_group_idx() * 64;
     int const row_f = Traits::kPixelRows ? 0 : row, row_x = Traits::kPixelRows ? row : 0;
-    int const first = place.first_pixel<Traits::kRunPixels>(place.first_tile, params);
+    auto const first = first_of<Traits>(place, params, row_x);
     Release const release(place);
     Ring ring(params.stages);
     if constexpr (!Traits::kPreActivated) wait_and_let_next_start();  // those do later, in activated_loop
@@ -224,6 +262,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       fetch_biases<Traits::kFilters>(params, TileFilters(params, tile_f, Traits::kFilters, 0));
     }
     float acc[1][Traits::kN / 2];
+    // Their latency would be seen behind the loop.
+    uint32_t shortcut[Traits::kUnits][2];
+    if constexpr (Traits::kShortcut) {
+      if (has_shortcut(params.problem)) {
+        load_units<Traits>(shortcut, params, place.part,
+                           Place<Traits>(params, TileFilters(params, tile_f, Traits::kFilters, row_f), pair, first));
+      }
+    }
     auto const meet = [] { cutlass::arch::NamedBarrier::sync(Traits::kThreads, 0); };
     if constexpr (Traits::kPreActivated) {
       Constants<Traits> const constants(shared, params, tile_f * Traits::kFilters, place.part);
@@ -232,6 +278,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       } else {
         activated_loop<Traits, true>(acc[0], ring, shared, params, release, constants, first, place.part);
       }
+    } else if constexpr (Traits::kPatch) {
+      meet();
+      loop_over_patches<Traits>(acc, ring, shared, params, release, row, FilterBox(params, tile_f).missing, place.part);
     } else if constexpr (Traits::kDrains) {
       meet();
       narrow_loop_and_drain<Traits>(acc[0], ring, shared, params, release, row, k_begin, k_end);
@@ -245,18 +294,14 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       }
     }
     TileFilters const filters(params, tile_f, Traits::kFilters, opaque(row_f));  // not kept through the main loop
-    Place<Traits> const outputs(params, filters, pair, first + row_x);
-    uint32_t shortcut[Traits::kUnits][2];
-    if constexpr (Traits::kShortcut) {
-      if (!divided && has_shortcut(params.problem)) load_units<Traits>(shortcut, outputs);
-    }
+    Place<Traits> const outputs(params, filters, pair, first);
     if constexpr (!Traits::kDrains) finish_loop<Traits>(acc, ring, shared, release);
     bool const pads = holds_pad_lanes(pair);
     auto const store = [&](auto finish, auto with_shortcut, auto const &outputs) {
       constexpr Finish kFinish = decltype(finish)::value;
       constexpr bool kShortcut = decltype(with_shortcut)::value;
       if (divided) {
-        add_units<Traits, kFinish, kShortcut>(pair, pads, params, place.part, shared, outputs);
+        add_units<Traits, kFinish, kShortcut>(shortcut, pair, pads, params, place.part, shared, outputs);
       } else {
         store_units<Traits, kFinish, kShortcut>(acc[0], shortcut, pair, pads, params, outputs);
       }
@@ -285,7 +330,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
     __syncwarp();
     cutlass::arch::NamedBarrier::arrive(Traits::kThreads, 0);
     if (divided) cluster_arrive();
-    if constexpr (Traits::kEnlarged) {
+    if constexpr (Traits::kPatch) {
+      if (loads) fill_ring_and_patches<Traits>(shared, params, place);
+    } else if constexpr (Traits::kEnlarged) {
       if (loads) fill_ring_in_phases<Traits>(shared, params, place);
     } else {
       if (loads) fill_ring<Traits>(shared, params, place, k_begin, k_end);

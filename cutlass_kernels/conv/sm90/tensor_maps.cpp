@@ -149,10 +149,10 @@ CUresult encode_source(Sm90Params &k, Sm90Tile const &tile, int i) {
   return encode_im2col(&k.x[i], p.type, {C, W, H, N}, pixel, lower, upper, channels, share, p.stride_w, p.stride_h);
 }
 
-// The packed filters of 8-bit sources as (column of a block,filter,block), where a block has `block` columns and the
-// box `width` of `depth` blocks, one after the other. Beyond the last block there are zeros, never another filter's
-// columns. For 8-bit outputs `filter` is (pair,even or odd,16 filters), as in encode_filters, unless the tile loads
-// filters in their order.
+// The packed filters as (column of a block,filter,block), where a block has `block` columns and the box `width` of
+// `depth` blocks, one after the other. Beyond the last block there are zeros, never another filter's columns. For 8-bit
+// outputs `filter` is (pair,even or odd,16 filters), as in encode_filters, unless the tile loads filters in their
+// order.
 CUresult encode_blocks(CUtensorMap &map, Sm90Params const &k, Sm90Tile const &tile, cuuint64_t block, cuuint32_t width,
                        cuuint32_t depth, cuuint32_t rows) {
   Problem const &p = k.problem;
@@ -162,7 +162,9 @@ CUresult encode_blocks(CUtensorMap &map, Sm90Params const &k, Sm90Tile const &ti
     return encode_tiled<5>(&map, p.type, {block, 8, 2, filters / 16, columns / block},
                            {2 * columns, columns, 16 * columns, block}, {width, 8, 2, rows / 16, depth});
   }
-  return encode_tiled<3>(&map, p.type, {block, filters, columns / block}, {columns, block}, {width, rows, depth});
+  cuuint64_t const bytes = size_of(p.type);
+  return encode_tiled<3>(&map, p.type, {block, filters, columns / block}, {columns * bytes, block * bytes},
+                         {width, rows, depth});
 }
 
 // For k-tiles of two neighbouring blocks: a tap of both. With one tap the two are side by side in memory and loaded as
@@ -177,6 +179,7 @@ CUresult encode_filter_pairs(CUtensorMap &map, Sm90Params const &k, Sm90Tile con
 // the even ones are loaded first.
 CUresult encode_filters(CUtensorMap &map, Sm90Params const &k, Sm90Tile const &tile, int box_filters) {
   if (k_channels(tile) != kChannelBlock) return encode_filter_pairs(map, k, tile, box_filters);
+  if (takes_rows(tile)) return encode_blocks(map, k, tile, kChannelBlock, kChannelBlock, kSmallPatchTaps, box_filters);
   Problem const &p = k.problem;
   cuuint64_t const columns = packed_columns(p), filters = p.K, pitch = columns * size_of(p.type);
   cuuint32_t const channels = tile.halo ? halo_channels(tile) : kChannelBlock, rows = box_filters;

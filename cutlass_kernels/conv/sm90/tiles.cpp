@@ -68,6 +68,8 @@ HaloPlan plan_along(bool swapped, Problem const &p, Sm90Tile const &tile) {
   plan.stage_bytes = ceil_div(plan.pitch * plan.rows * pixel_bytes, 1024) * 1024;
   if (keeps_filters(tile)) {
     keep_filters(p, tile, plan);
+  } else if (tile.schedule == Sm90Schedule::kSmall) {
+    plan.halo_stages = p.sources == 1 && p.C[0] <= kChannelBlock ? 1 : kSmallPatches;
   } else {
     divide_region(tile, filter_bytes, plan);
   }
@@ -137,11 +139,15 @@ bool fits_patches(Sm90Tile const &tile, Problem const &p) {
     if (p.stride_h > 2 || p.stride_w > 2 || !whole || tile.beside > 1) return false;
   }
   if (tile.beside > 1) return fits_beside(tile, p);
+  bool const small = tile.schedule == Sm90Schedule::kSmall;
+  if (small && (p.S != kSmallPatchTaps || p.stride_h * p.stride_w > 1 || is_upsampled(p))) return false;
   if (keeps_filters(tile) && (p.K > tile.filters || p.outputs > 1)) return false;  // a block keeps its filters
   for (bool const swapped : {false, true}) {
     HaloPlan const plan = plan_along(swapped, p, tile);
     int const most = kMaxBox / std::max(p.stride_h, p.stride_w);
-    bool const has_room = keeps_filters(tile) ? plan.halo_stages > 0 : plan.filter_stages >= kFilterMinStages;
+    bool const has_room = keeps_filters(tile) ? plan.halo_stages > 0
+                          : small             ? small_stages(tile, plan, p, true, 1) >= small_least_stages(tile)
+                                              : plan.filter_stages >= kFilterMinStages;
     if (!has_room || plan.pitch > most || plan.rows > most) return false;
   }
   return true;

@@ -24,7 +24,7 @@ enum class Sm90Schedule {
 struct Sm90Tile {
   int id;
   char const *name;
-  bool halo;  // kernels of halo.cuh; else those of im2col.cuh and small.cuh
+  bool halo;  // pixels are a patch
   int filters;
   int pixels_a, pixels_b;  // im2col: 1 x pixels in the order (n,p,q); halo: a patch, 8 or 16 along `a`
   int cluster_f;           // blocks with different filters that share their pixels by multicast
@@ -98,6 +98,13 @@ constexpr Sm90Tile beside_tile(int id, char const *name, PatchSize pixels) {
 constexpr Sm90Tile small_tile(int id, char const *name, TypeSize type, int filters, int pixels, unsigned options = 0) {
   Sm90Tile tile = im2col_tile(id, name, type, filters, pixels, options);
   tile.schedule = Sm90Schedule::kSmall, tile.pairs = type == k8Bit;
+  return tile;
+}
+
+// Likewise, whose pixels are a patch (small_patch.cuh).
+constexpr Sm90Tile small_patch_tile(int id, char const *name, TypeSize type, int filters, PatchSize pixels) {
+  Sm90Tile tile = halo_tile(id, name, type, filters, pixels);
+  tile.schedule = Sm90Schedule::kSmall;
   return tile;
 }
 
@@ -175,6 +182,21 @@ constexpr int k_channels(Sm90Tile const &tile) { return tile.pairs ? 2 * kChanne
 // than half of whose rows are filters, would wait for these loads.
 constexpr bool loads_in_order(bool small, int pixels) { return small && pixels < 64; }
 
+// How a patch with its halo lies in shared memory: rows of `pitch` pixels, `rows` of them, then the next stage. It
+// serves size_a / tile_a x size_b / tile_b tiles of an image.
+struct HaloPlan {
+  bool swapped;        // `a`, the axis along which 8 pixels make a core matrix, is H instead of W
+  int size_a, size_b;  // output pixels of an image
+  int tile_a, tile_b;  // output pixels of a tile
+  int pitch, rows;     // of a patch with its halo; under a stride of 2, of one parity's
+  int step_r, step_s;  // pixels of the patch from one filter row or column to the next
+  int beside, part;    // of pairs of pixels (beside.cuh): 2, and pixels from the first part of a patch to the second
+  int stage_bytes, halo_stages, filter_stages;  // filter_stages: where pixels are rows all taps of all channels
+};
+
+HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile);
+inline HaloPlan plan_of(Sm90Tile const &tile, Problem const &p) { return tile.halo ? halo_plan(p, tile) : HaloPlan{}; }
+
 constexpr int kMaxSplits = 8;  // blocks of a portable cluster
 
 // ---- small tiles ---------------------------------------------------------------------------------------------------
@@ -190,7 +212,8 @@ constexpr int small_parts(Sm90Tile const &tile) { return small_parts(tile.width(
 
 // Stages of a ring at most, most of a reduction at once; and at least, since fewer cannot hide the latency of the
 // loads.
-constexpr int kSmallStages = 16, kSmallLeastStages = 4;
+constexpr int kSmallStages = 16;
+constexpr int small_least_stages(Sm90Tile const &tile) { return tile.halo ? 2 : 4; }
 
 // Blocks that may share a multiprocessor: as many as its registers hold. 8-bit tiles keep two sums.
 constexpr int small_blocks(int rows, int width, int type_bytes) {
@@ -198,8 +221,11 @@ constexpr int small_blocks(int rows, int width, int type_bytes) {
 }
 constexpr int small_blocks(Sm90Tile const &tile) { return small_blocks(tile.rows(), tile.width(), tile.type_bytes); }
 
-constexpr int kSmallHeadBytes = 1024;  // barriers and biases, before the stages
-constexpr int small_stage_bytes(int filters, int pixels) { return (filters + pixels) * kSmallRowBytes; }
+constexpr int kSmallHeadBytes = 1024;                  // barriers and biases, before the stages
+constexpr int kSmallPatches = 2, kSmallPatchTaps = 3;  // patches in shared memory at most, and taps of a stage
+constexpr int small_stage_bytes(Sm90Tile const &tile) {
+  return (tile.halo ? kSmallPatchTaps * tile.filters : tile.filters + tile.pixels()) * kSmallRowBytes;
+}
 constexpr int small_parts_bytes(Sm90Tile const &tile) {
   return small_parts(tile) * tile.rows() * 8 * int(sizeof(float));
 }
@@ -214,17 +240,17 @@ inline int small_vectors_bytes(Sm90Tile const &tile, Problem const &p) {
   return p.pre_activated ? (2 * activated_channels(p) + kChannelBlock) * tile.type_bytes : 0;
 }
 
-// Bytes of a block with a ring of so many stages. Behind them lie the parts of a divided reduction, and then the scales
-// and shifts.
-inline int small_shared_bytes(Sm90Tile const &tile, Problem const &p, bool divided, int stages) {
-  return kSmallHeadBytes + stages * small_stage_bytes(tile.filters, tile.pixels()) +
+// Bytes of a block with a ring of so many stages. Behind them lie patches, the parts of a divided reduction, and then
+// the scales and shifts.
+inline int small_shared_bytes(Sm90Tile const &tile, HaloPlan const &plan, Problem const &p, bool divided, int stages) {
+  return kSmallHeadBytes + stages * small_stage_bytes(tile) + plan.halo_stages * plan.stage_bytes +
          (divided ? small_parts_bytes(tile) : 0) + small_vectors_bytes(tile, p);
 }
 
 // Stages of each of `blocks` blocks on a multiprocessor, which keeps 1 KB for each.
-inline int small_stages(Sm90Tile const &tile, Problem const &p, bool divided, int blocks) {
-  int const left = kSmallSharedBytes / blocks - 1024 - small_shared_bytes(tile, p, divided, 0);
-  int const fit = left / small_stage_bytes(tile.filters, tile.pixels());
+inline int small_stages(Sm90Tile const &tile, HaloPlan const &plan, Problem const &p, bool divided, int blocks) {
+  int const left = kSmallSharedBytes / blocks - 1024 - small_shared_bytes(tile, plan, p, divided, 0);
+  int const fit = left / small_stage_bytes(tile);
   return fit < kSmallStages ? fit : kSmallStages;
 }
 
@@ -249,7 +275,7 @@ constexpr int kStagedRowBytes = 128;  // 64 filters of 16 bits: an output pixel 
 // Whether each of the two warpgroups multiplies a whole patch, with half of the channels.
 constexpr bool halves_channels(int filters, int pixels_a) { return filters * pixels_a == 64 * 8; }
 constexpr bool halves_channels(Sm90Tile const &tile) {
-  return tile.halo && halves_channels(tile.filters, tile.pixels_a);
+  return tile.halo && tile.schedule == Sm90Schedule::kCooperative && halves_channels(tile.filters, tile.pixels_a);
 }
 
 // Bytes for halo stages and filter stages together, beside the staged outputs (none of float32) and the sums that are
@@ -261,20 +287,6 @@ constexpr int halo_region_bytes(int filters, int pixels_a, int pixels_b, int typ
 }
 
 constexpr int kHaloMaxStages = 4, kFilterMaxStages = 12, kFilterMinStages = 3;
-
-// How a patch with its halo lies in shared memory: rows of `pitch` pixels, `rows` of them, then the next stage. It
-// serves size_a / tile_a x size_b / tile_b tiles of an image.
-struct HaloPlan {
-  bool swapped;        // `a`, the axis along which 8 pixels make a core matrix, is H instead of W
-  int size_a, size_b;  // output pixels of an image
-  int tile_a, tile_b;  // output pixels of a tile
-  int pitch, rows;     // of a patch with its halo; under a stride of 2, of one parity's
-  int step_r, step_s;  // pixels of the patch from one filter row or column to the next
-  int beside, part;    // of pairs of pixels (beside.cuh): 2, and pixels from the first part of a patch to the second
-  int stage_bytes, halo_stages, filter_stages;  // filter_stages: where pixels are rows all taps of all channels
-};
-
-HaloPlan halo_plan(Problem const &p, Sm90Tile const &tile);
 
 // Patches whose pixels are rows (patch_rows.cuh): how many blocks share a multiprocessor at most, as many as its
 // registers hold; a block's barriers, and its shared memory.

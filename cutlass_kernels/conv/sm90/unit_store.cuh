@@ -2,6 +2,7 @@
 // 16-bit or 8-bit outputs. A unit is 8 columns of the sums: 8 pixels or, of pre-activated sources, 8 filters.
 #pragma once
 
+#include "conv/sm90/patch.cuh"
 #include "conv/sm90/scaled_store.cuh"
 #include "conv/sm90/shortcut.cuh"
 
@@ -31,13 +32,17 @@ struct UnitPlace {
   CUTE_DEVICE UnitPlace(Sm90Params const &params, TileFilters const &filters, FilterPair const &pair, int first,
                         int together = 2) {
     Problem const &p = params.problem;
-    Sm90Output const &output = params.outputs[filters.output];
-    int const lane = threadIdx.x % 32, pixel = first + lane / 4;
-    int const column = threadIdx.x % 128 / 32 * 16 + lane % 4 * together;
-    y = static_cast<Element *>(output.y) + pixel * output.ld + filters.in_output + column;
-    z = static_cast<Element const *>(params.shortcut) + pixel * p.ldz + filters.first + column;
-    step_y = 8 * output.ld, step_z = 8 * p.ldz;
-    units = ceil_div(p.N * p.P * p.Q - pixel, 8), words = ceil_div(pair.left + lane / 4, 8);
+    int const pixel = first + threadIdx.x % 32 / 4;
+    begin(params, filters, pair, pixel, 8, together), units = ceil_div(p.N * p.P * p.Q - pixel, 8);
+  }
+  // Of a patch, whose rows are units.
+  CUTE_DEVICE UnitPlace(Sm90Params const &params, TileFilters const &filters, FilterPair const &pair,
+                        Patch const &patch) {
+    Problem const &p = params.problem;
+    HaloPlan const &plan = params.halo;
+    int const a = patch.a + threadIdx.x % 32 / 4, row = plan.swapped ? patch.n * p.P + a : patch.n * p.P + patch.b;
+    begin(params, filters, pair, row * p.Q + (plan.swapped ? patch.b : a), plan.swapped ? 1 : p.Q, 2);
+    units = a < plan.size_a ? plan.size_b - patch.b : 0;
   }
   CUTE_DEVICE void load(uint32_t (&shortcut)[2], int unit) const {
     CUTE_UNROLL
@@ -52,6 +57,19 @@ struct UnitPlace {
       uint32_t const two = transposed(packed[i]);
       if (unit < units && i < words) *reinterpret_cast<uint32_t *>(y + unit * step_y + 8 * i) = two;
     }
+  }
+
+ private:
+  // `pixel` is the thread's in the first unit, `step` lies from unit to unit.
+  CUTE_DEVICE void begin(Sm90Params const &params, TileFilters const &filters, FilterPair const &pair, int pixel,
+                         int step, int together) {
+    Sm90Output const &output = params.outputs[filters.output];
+    int const lane = threadIdx.x % 32, column = threadIdx.x % 128 / 32 * 16 + lane % 4 * together;
+    int64_t const ldz = params.problem.ldz;
+    y = static_cast<Element *>(output.y) + pixel * output.ld + filters.in_output + column;
+    z = static_cast<Element const *>(params.shortcut) + pixel * ldz + filters.first + column;
+    step_y = step * output.ld, step_z = step * ldz;
+    words = ceil_div(pair.left + lane / 4, 8);
   }
 };
 
