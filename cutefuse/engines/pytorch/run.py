@@ -30,6 +30,7 @@ from cutefuse.engines.pytorch.onnx_ops import program as programs
 from cutefuse.engines.pytorch.onnx_ops.convolution import ConvolutionRelu
 from cutefuse.engines.pytorch.onnx_ops.heads import take_heads
 from cutefuse.engines.pytorch.onnx_ops.merge import merge
+from cutefuse.engines.pytorch.onnx_ops.sums import take_sums
 from cutefuse.engines.pytorch.onnx_ops.windows import take_windows
 from cutefuse.engines.pytorch.side_by_side import arrange, side_by_side
 from cutefuse.engines.pytorch.tile_times import mean_us
@@ -111,6 +112,8 @@ class TorchEngine:
             merge(program, convolutions=mode == "cudnn")
             take_windows(program)
             take_heads(program, sm_of() if where.type == "cuda" else 0)
+            if mode == "compile":
+                take_sums(program)
             arrange(program)
             known = {n.name for n in proto.graph.node if n.domain == programs.DOMAIN}
             choose_tiles(program, tiles, known)
