@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocks)
       fetch_biases<Traits::kFilters>(params, TileFilters(params, tile_f, Traits::kFilters, 0));
     }
     float acc[1][Traits::kN / 2];
-    // Their latency would be seen behind the loop.
+    // Loaded ahead of the loop, behind which the latency would be seen.
     uint32_t shortcut[Traits::kUnits][2];
     if constexpr (Traits::kShortcut) {
       if (has_shortcut(params.problem)) {
