@@ -13,5 +13,5 @@
 | `patch_us` of `cutlass_kernels/conv/sm90/cost.cpp` | patch_layers_h200 | small_patches.py |
 | `four_clocks` of `cutlass_kernels/conv/sm90/cost.cpp` | short_layers_h200 | four.py |
 | `times._DEPTHWISE_START_US` to `_DILATED_TAP_US` | depthwise_cudnn_h200 | by hand; depthwise.py tells errors |
-| `cutlass_kernels/conv/sm90/cost.cpp`, `conv/cost.cpp`, the tables of mma.sync tiles | tiles_*, random_layers_h200, early_layers_h200, short_layers_h200, near_h200 | by hand; tiles.py tells errors |
+| `cutlass_kernels/conv/sm90/cost.cpp`, `conv/cost.cpp`, the tables of mma.sync tiles | tiles_*, random_layers_h200, early_layers_h200, short_layers_h200, patch_layers_h200, near_h200 | by hand; tiles.py tells errors |
 """  # noqa: E501

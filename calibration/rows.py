@@ -64,7 +64,7 @@ def call_of(shape: Mapping[str, Any], batch: int | None = None, activation: str 
     n = shape["N"] if batch is None else batch
     sources = [Source((n, c, shape["H"], shape["W"]), c) for c in shape["C"]]
     suffix = ACTIVATIONS[shape.get("activation", "relu")] if activation is None else activation
-    form = Form(len(sources), suffix, False, 1, "")
+    form = Form(len(sources), suffix, residual=shape.get("residual", ""))
     return _on_hopper(make_call(form, sources, (shape["K"],), _geometry(shape), "float16", {}))
 
 
@@ -135,10 +135,11 @@ def _tiles(name: str) -> dict[tuple[str, ...], Tiles]:
 
 
 def _random_call(layer: Sequence[str]) -> Call:
+    """Of the columns in front of the tile; some files have a residual behind the activation."""
     n, h, w, k, r, s, stride = (int(layer[i]) for i in (0, 1, 2, 4, 5, 6, 7))
     shape = {"N": n, "H": h, "W": w, "C": [int(c) for c in layer[3].split("+")], "K": k, "R": r, "S": s}
     shape |= {"stride": (stride, stride), "pads": (r // 2, s // 2, r // 2, s // 2)}
-    return call_of(shape, activation=ACTIVATIONS[layer[8]])
+    return call_of(shape | {"residual": "".join(layer[9:])}, activation=ACTIVATIONS[layer[8]])
 
 
 def _near_call(row: Mapping[str, str]) -> Call:

@@ -1,8 +1,9 @@
 """How long patches on small tiles take: constants of patch_us, and of small_us for patches, in
 cutlass_kernels/conv/sm90/cost.cpp.
 
-data/patch_layers_h200.csv holds microseconds of 3x3 layers, operands in the L2 cache, by every tile. Here count those
-whose reduction is not divided. All small tiles are priced as long as they take in a network, a tenth longer than alone.
+data/patch_layers_h200.csv holds microseconds of 3x3 layers, operands in the L2 cache, by the tiles that were guessed
+first and all patches. Here count patches whose reduction is not divided. They are priced as they are in a network, a
+tenth longer than alone.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from calibration import fit, rows
 from calibration.patch_rows import BYTES_PER_US
 
 NOW = {"kChain": 0.393, "kTap": 0.039, "kPixel": 0.001, "kRow": 0.0017, "kFilterRow": 0.00114, "kFirst": 0.0007,
-       "kPatchFinish": 0.57, "kPatchExponential": 0.7}  # fmt: skip
+       "kPatchFinish": 0.57, "kPatchExponential": 0.7, "kShortcut": 0.41}  # fmt: skip
 ENDS, HELD, LATER = 1.12, 0.49, 0.76  # kSmallEnds, kHeld and kLater of cost.cpp
 IN_NETWORK = 1.1  # of the time alone
-UNDIVIDED = 80  # tiles: fewer divide the reduction
+UNDIVIDED = 160  # tiles: fewer may divide the reduction
 SHARED = 228 << 10  # bytes of a multiprocessor
 
 
@@ -42,7 +43,7 @@ def times_us(work: Mapping[str, np.ndarray], constants: Mapping[str, float]) -> 
     c = constants
     multiply = 3 * (c["kTap"] + c["kPixel"] * work["pixels"]) * work["multiplied"]
     load = 3 * work["filters"] * c["kFilterRow"] + c["kRow"] * work["patch"] / 3
-    each = np.where(work["exponential"] > 0, c["kPatchExponential"], c["kPatchFinish"])
+    each = np.where(work["exponential"], c["kPatchExponential"], c["kPatchFinish"]) + c["kShortcut"] * work["shortcut"]
 
     def wave_us(tiles: np.ndarray) -> np.ndarray:
         resident = np.ceil(tiles / rows.MULTIPROCESSORS)
@@ -64,7 +65,7 @@ def tile_work(row: Mapping[str, str]) -> dict[str, float]:
     _, a, b = (int(n) for n in row["tile"].removeprefix("sm90_small_").split("x"))
     N, H, W, K = (int(row[k]) for k in "NHWK")
     channels = [int(c) for c in row["C"].split("+")]
-    blocks = sum(math.ceil(c / 64) for c in channels)
+    blocks, shortcut = sum(math.ceil(c / 64) for c in channels), bool(row["residual"])
     count = N * min(math.ceil(p / a) * math.ceil(q / b) for p, q in ((H, W), (W, H))) * math.ceil(K / 64)
     patch, most = (a + 2) * (b + 2), 3 if a * b <= 64 else 2
     held = (2 if blocks > 1 else 1) * math.ceil(patch * 128 / 1024) * 1024 + 1024
@@ -80,5 +81,6 @@ def tile_work(row: Mapping[str, str]) -> dict[str, float]:
         "blocks": enough,
         "blocks_at_most": most,
         "exponential": row["activation"] in ("silu", "sigmoid"),
-        "bytes": 2 * N * H * W * (K + sum(channels)) + 18 * K * sum(channels),
+        "shortcut": shortcut,
+        "bytes": 2 * N * H * W * (K * (1 + shortcut) + sum(channels)) + 18 * K * sum(channels),
     }

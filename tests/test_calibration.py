@@ -64,6 +64,7 @@ def test_tiles_that_a_script_refits_have_the_librarys_price(part: ModuleType) ->
         n = {key: int(row[key]) for key in ("N", "H", "W", "K", "R", "S", "stride")}
         shape = n | {"C": [int(c) for c in row["C"].split("+")], "stride": (n["stride"],) * 2}
         shape |= {"pads": (n["R"] // 2, n["S"] // 2) * 2, "activation": row["activation"]}
+        shape["residual"] = row.get("residual", "")
         asked = replace(rows.call_of(shape), config=ids[row["tile"]])
         work = {name: np.array([value]) for name, value in part.tile_work(row).items()}
         ours = float(part.times_us(work, part.NOW)[0])

@@ -69,3 +69,19 @@ def test_other_convs_stay(body: str, w: tuple[int, ...], tmp_path: Path) -> None
 @pytest.mark.usefixtures("reference_kernels")
 def test_a_plain_model_has_none(tmp_path: Path) -> None:
     assert sums_of(FUSED + SOFTMAX + CONV, tmp_path, fused=False)[1] == []
+
+
+@pytest.mark.usefixtures("reference_kernels")
+def test_a_step_without_inputs_is_passed_over(tmp_path: Path) -> None:
+    from cutefuse.engines.pytorch.onnx_ops.program import Step, load
+    from cutefuse.engines.pytorch.onnx_ops.sums import take_sums
+
+    model = graph(FUSED.replace("a =", "y ="), weights(0, "float16", w1=(16, 16, 1, 1)), inputs={"x": "2,16,5,7"},
+                  dtype="float16")  # fmt: skip
+    patched = run_patch(model, tmp_path, sm=90, engine="torch")[1]
+    assert patched is not None
+    program = load(patched, {"x": (2, 16, 5, 7)}, fused=True)
+    alone = Step(lambda: None, [], ["t"], "alone", "RandomNormal", {}, [])
+    program.steps.insert(0, alone)
+    take_sums(program)
+    assert program.fused and program.steps[0] is alone

@@ -93,8 +93,8 @@ double narrow_us(Sm90Tile const &tile, Problem const &p, int splits, int residen
 // small_us for patches.
 double patch_us(Sm90Tile const &tile, Problem const &p, int splits, int resident) {
   constexpr double kChain = 0.393;        // us at least from a k-tile to the next
-  constexpr double kTap = 0.039;          // us for a tap of 64 channels to be multiplied, and beside that
-  constexpr double kPixel = 0.001;        // for each of the tile's pixels
+  constexpr double kTap = 0.039;          // us for each tap of 64 channels to be multiplied
+  constexpr double kPixel = 0.001;        // us more for each of the tile's pixels
   constexpr double kRow = 0.0017;         // us for one multiprocessor to load 128 bytes of a pixel
   constexpr double kFilterRow = 0.00114;  // likewise, of a filter
   constexpr double kFirst = 0.0007;       // us for each pixel of the first patch, before which nothing is multiplied

@@ -72,8 +72,7 @@ struct Sm90Small : Sm90Numbers<Element_> {
     }
     // (thread,(block of the cluster,unit))
     CUTE_DEVICE auto parts(Sm90Params const &params) {
-      return reinterpret_cast<float4(*)[kSumThreads]>(kPatch ? patch(params, params.halo.halo_stages)
-                                                             : patch(params, 0));
+      return reinterpret_cast<float4(*)[kSumThreads]>(patch(params, kPatch ? params.halo.halo_stages : 0));
     }
     // (channel,scale and shift)
     CUTE_DEVICE Element *vectors(Sm90Params const &params) {
@@ -220,8 +219,7 @@ CUTE_DEVICE void init_barriers(typename Traits::SharedStorage &shared, Sm90Param
   TransactionBarrier::arrive_and_expect_tx(&shared.parts_full, units * (params.splits - 1) * Traits::kPartBytes);
 }
 
-// Where a warpgroup's pixels begin, the first of which is row_x of the tile: in the order of all pixels, or in an
-// image.
+// The first pixel of a warpgroup, the tile's row_x-th, in the order of all pixels; of a patch, where it begins.
 template <class Traits>
 CUTE_DEVICE auto first_of(ClusterPlace const &place, Sm90Params const &params, int row_x) {
   if constexpr (Traits::kPatch) {

@@ -15,18 +15,17 @@ _MOST_CHANNELS = 64  # longer sums are cuBLAS's
 
 
 def take_sums(program: Program) -> None:
-    """Make sums of such Convs in a program with fused nodes, which torch.compile is to compile."""
+    """Replace such Convs of a program with fused nodes by sums, before torch.compile gets it."""
     if not program.fused:
         return
     makers = {slot: step for step in program.steps for slot in step.outputs}
     for step in program.steps:
-        if _is_sum(program, step, makers.get(str(step.inputs[0]))):
+        if isinstance(step.run, Convolution) and _is_sum(program, step, step.run, makers.get(str(step.inputs[0]))):
             step.run = weighted_sum
 
 
-def _is_sum(program: Program, step: Step, maker: Step | None) -> bool:
-    conv = step.run
-    if not isinstance(conv, Convolution) or maker is None or maker.op_type != "Softmax":
+def _is_sum(program: Program, step: Step, conv: Convolution, maker: Step | None) -> bool:
+    if maker is None or maker.op_type != "Softmax":
         return False
     x, w = program.shapes[str(step.inputs[0])], program.constants.get(str(step.inputs[1]))
     if w is None or tuple(w.shape) != (1, x.shape[1], *[1] * (x.dim() - 2)) or x.shape[1] > _MOST_CHANNELS:
